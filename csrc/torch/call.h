@@ -1,0 +1,87 @@
+// Call: one operator call, translated to another device and back.
+//
+// Two ways in, one mechanism:
+//   alias  the native route: every accel tensor becomes a tensor of the native device over the same memory; nothing is
+//          copied, results are adopted.
+//   copy   the CPU fallback: every accel tensor is copied to the CPU, results and written arguments are copied back.
+//
+// Invariants
+//   * An alias shares the native storage and has the sizes, strides, offset, dtype and conj/neg bits of its original; it
+//     carries no autograd, autocast or version state, which were dealt with above this key. The same holds for sparse and
+//     quantized tensors through their components.
+//   * A returned alias comes back as the very tensor it stands for; a result over the storage of an argument comes back
+//     over that argument's accel storage; anything else gets a storage of its own.
+//   * Arguments that the schema marks as written show new sizes, strides and storage afterwards, and a new storage even
+//     when the kernel throws.
+//   * Tensors that are not on accel stay what they are: CPU scalars, CPU index tensors, operands of a copy.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "torch/device.h"
+#include "torch/op_table.h"
+
+namespace accel {
+
+class Call {
+ public:
+  enum class Mode : uint8_t { alias, copy };
+
+  // Finds the device that the call is for. Throws RuntimeError when operands lie on different devices.
+  Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stack& stack);
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  const NativeDevice& native() const { return *native_; }
+  c10::DeviceIndex device() const { return device_; }
+  void enter(Mode mode);  // translates the arguments on the stack
+  void leave();           // translates the results on the stack, writes arguments back
+  size_t copied_bytes() const { return copied_; }
+
+ private:
+  struct Pair {
+    at::Tensor original, translated;
+    c10::StorageImpl* native;  // storage of `translated` when it was made; null for sparse
+    bool written;
+  };
+  struct Shared {
+    c10::StorageImpl* native;
+    c10::Storage accel;
+  };
+
+  void translate(c10::IValue& value, const ArgSlot& slot);
+  at::Tensor enter(at::Tensor tensor, const ArgSlot& slot);
+  at::Tensor alias(const at::Tensor& tensor, bool written);
+  at::Tensor leave(at::Tensor result);
+  at::Tensor adopt(at::Tensor result);
+  c10::Storage adopt_storage(const c10::Storage& native);
+  void write_back(const Pair& pair);
+  void check(const at::Tensor& tensor, const ArgSlot& slot);
+
+  const c10::OperatorHandle& op_;
+  const OpEntry& entry_;
+  torch::jit::Stack& stack_;
+  const NativeDevice* native_ = nullptr;  // where the operator runs
+  const NativeDevice* target_ = nullptr;  // where results live: differs from native_ only for copies between devices
+  c10::DeviceIndex device_ = -1, target_device_ = -1;
+  Mode mode_ = Mode::alias;
+  bool adopts_ = true;  // false when the caller asked for results on another device type
+  bool left_ = false;
+  size_t copied_ = 0;
+  c10::SmallVector<Pair, 6> pairs_;
+  c10::SmallVector<Shared, 1> shared_;
+};
+
+// The boxed kernel behind every bound operator, and the seam between the routes. `functionality` is Dense, Sparse,
+// SparseCsr or Quantized: the kind of accel key that the operator came in on.
+void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, c10::DispatchKey functionality, torch::jit::Stack* stack);
+
+// Alias of a dense tensor outside a call, for code that asks a native implementation a question.
+at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native);
+
+// Runs the call on the CPU, or throws NotImplementedError, as the policy says; counts it.
+void fall_back(const c10::OperatorHandle& op, OpEntry& entry, Call& call, torch::jit::Stack& stack);
+
+}  // namespace accel

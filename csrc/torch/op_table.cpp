@@ -1,0 +1,254 @@
+#include "torch/op_table.h"
+
+#include <ATen/core/enum_tag.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+
+#include "torch/device.h"
+#include "torch/call.h"
+
+namespace accel {
+namespace {
+
+using c10::DispatchKey;
+using std::string_view;
+
+bool one_of(string_view name, std::initializer_list<string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Arguments that torch's device kernels accept on the CPU whatever their size.
+bool host_argument(string_view op, string_view argument) {
+  if (one_of(argument, {"lengths", "input_lengths", "target_lengths", "batch_sizes"})) return true;
+  if (argument == "scalars") return op.starts_with("aten::_foreach_");
+  return argument == "indices" && one_of(op, {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index",
+                                              "aten::_unsafe_index_put", "aten::_index_put_impl_",
+                                              "aten::_index_put_impl"});
+}
+
+// Operators whose composite kernel is right as it is, although they are not views.
+//   is_pinned, _pin_memory  ask about host memory, which an alias on a host key would pretend to have
+//   _lazy_clone             would make the *native* storage copy-on-write behind the cell's back: structural.cpp copies
+//   resize, resize_as_      end in resize_, which is structural
+bool keep_composite(string_view op) {
+  return one_of(op, {"aten::is_pinned", "aten::_pin_memory", "aten::resize", "aten::resize_as", "aten::resize_as_",
+                     "aten::_has_same_storage_numel", "aten::detach_", "aten::lift"});
+}
+
+bool is_view(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+bool has_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+bool wants_kernel(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
+  if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;  // structural.cpp and its like
+  if (!has_composite(op)) return true;
+  const auto& schema = op.schema();
+  if (is_view(schema) || keep_composite(schema.name())) return false;
+  if (op.hasTag(at::Tag::inplace_view)) return false;
+  // Composite random factories end in uniform_, normal_ and random_, which take the device's own generator.
+  if (op.hasTag(at::Tag::nondeterministic_seeded) && !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+      !op.hasKernelForDispatchKey(DispatchKey::CUDA)) {
+    return false;
+  }
+  return true;
+}
+
+std::optional<ArgSlot::Kind> slot_kind(const c10::Argument& argument) {
+  using Kind = ArgSlot::Kind;
+  const auto& type = argument.type();
+  const auto inner = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType()
+                                                                  : type;
+  switch (inner->kind()) {
+    case c10::TypeKind::TensorType:
+      return Kind::tensor;
+    case c10::TypeKind::GeneratorType:
+      return Kind::generator;
+    case c10::TypeKind::DeviceObjType:
+      return Kind::device;
+    case c10::TypeKind::StreamObjType:
+      return Kind::stream;
+    case c10::TypeKind::BoolType:
+      if (argument.name() == "pin_memory") return Kind::pin_memory;
+      return std::nullopt;
+    case c10::TypeKind::ListType: {
+      const auto element = inner->castRaw<c10::ListType>()->getElementType();
+      if (element->kind() == c10::TypeKind::TensorType) return Kind::tensor_list;
+      if (element->kind() == c10::TypeKind::OptionalType &&
+          element->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::TensorType) {
+        return Kind::optional_tensor_list;
+      }
+      return std::nullopt;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+// The device argument is a `Device`, but a Stream of torch's schema parser is a plain integer pack; both kinds exist in
+// all supported minors under these TypeKinds.
+std::mutex entries_mutex;
+auto& entries() {
+  static auto* map = new std::unordered_map<c10::OperatorName, OpEntry*>();
+  return *map;
+}
+
+struct Kernel final : c10::OperatorKernel {
+  Kernel(OpEntry* entry, c10::DispatchKey functionality) : entry(entry), functionality(functionality) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    accel_entry(op, *entry, functionality, stack);
+  }
+  OpEntry* entry;
+  c10::DispatchKey functionality;
+};
+
+// Operators outside aten (custom ones, torchvision's): no walk can know them, so they arrive by the backend fallback.
+template <c10::DispatchKey functionality>
+void unbound(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  accel_entry(op, op_entry(op), functionality, stack);
+}
+
+torch::CppFunction kernel_for(const c10::OperatorHandle& op, c10::DispatchKey functionality) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&op_entry(op), functionality));
+}
+
+c10::OperatorHandle find_op(const std::string& name) {
+  const auto dot = name.find('.');
+  const auto op = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  TORCH_CHECK_VALUE(op.has_value(), "torch_accel: operator policy: expected an operator such as aten::add.Tensor, got ",
+                    name);
+  return *op;
+}
+
+}  // namespace
+
+OpEntry::OpEntry(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  arguments = static_cast<uint16_t>(schema.arguments().size());
+  returns = static_cast<uint16_t>(schema.returns().size());
+  view = is_view(schema);
+  crosses = one_of(schema.name(), {"aten::copy_", "aten::copy", "aten::_to_copy", "aten::_foreach_copy_",
+                                   "aten::_foreach_copy", "aten::_copy_from", "aten::_copy_from_and_resize"});
+  bool generator = false;
+  for (uint16_t i = 0; i < arguments; ++i) {
+    const auto& argument = schema.arguments()[i];
+    const auto kind = slot_kind(argument);
+    if (!kind) continue;
+    ArgSlot slot{i, *kind};
+    // Batch statistics are written without the schema saying so.
+    slot.written = (argument.alias_info() && argument.alias_info()->isWrite()) ||
+                   one_of(argument.name(), {"running_mean", "running_var"});
+    slot.host_ok = host_argument(schema.name(), argument.name());
+    writes = writes || slot.written;
+    generator = generator || *kind == ArgSlot::Kind::generator;
+    slots.push_back(slot);
+  }
+  seeded = op.hasTag(at::Tag::nondeterministic_seeded) && !generator;
+  if (one_of(schema.name(), {"aten::_pack_padded_sequence"})) host_returns = 1 << 1;  // batch_sizes
+}
+
+Policy OpEntry::policy_for(const c10::OperatorHandle& op, c10::DispatchKey key, bool host) {
+  if (const auto overruled = forced.load(std::memory_order_relaxed); C10_UNLIKELY(overruled != Policy::unknown)) {
+    return overruled;
+  }
+  auto& known = policy[host ? 0 : 1];
+  auto decided = known.load(std::memory_order_relaxed);
+  if (C10_LIKELY(decided != Policy::unknown)) return decided;
+  // What the host lacks, the CPU cannot do either: torch's own error says so best.
+  if (host || op.hasComputedKernelForDispatchKey(key)) {
+    decided = Policy::native;
+  } else {
+    decided = op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !view ? Policy::fallback : Policy::missing;
+  }
+  known.store(decided, std::memory_order_relaxed);
+  return decided;
+}
+
+OpEntry& op_entry(const c10::OperatorHandle& op) {
+  std::lock_guard<std::mutex> guard(entries_mutex);
+  auto& entry = entries()[op.operator_name()];
+  if (entry == nullptr) entry = new OpEntry(op);
+  return *entry;
+}
+
+void bind_operators() {
+  // leaks-on-purpose: the registrations last as long as the process
+  static auto* dense = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* sparse =
+      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
+  static auto* compressed =
+      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::SparseCsrPrivateUse1, __FILE__, __LINE__);
+  static auto* quantized =
+      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::QuantizedPrivateUse1, __FILE__, __LINE__);
+  static auto* others = new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (!string_view(name.name).starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op) continue;
+    const std::string bare = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    if (wants_kernel(*op)) dense->impl(bare.c_str(), kernel_for(*op, DispatchKey::Dense));
+    const auto bind_as = [&](torch::Library* library, DispatchKey cpu, DispatchKey cuda, DispatchKey functionality) {
+      if (op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda)) {
+        library->impl(bare.c_str(), kernel_for(*op, functionality));
+      }
+    };
+    bind_as(sparse, DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::Sparse);
+    bind_as(compressed, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsr);
+    bind_as(quantized, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA, DispatchKey::Quantized);
+  }
+  others->fallback(torch::CppFunction::makeFromBoxedFunction<&unbound<DispatchKey::Dense>>());
+}
+
+void set_op_policy(const std::string& name, const std::string& policy) {
+  const auto op = find_op(name);
+  TORCH_CHECK_VALUE(policy.empty() || policy == "native" || policy == "fallback",
+                    "torch_accel: operator policy: expected native, fallback or \"\", got ", policy);
+  auto& entry = op_entry(op);
+  const bool tensors = std::any_of(entry.slots.begin(), entry.slots.end(), [](const ArgSlot& slot) {
+    return slot.kind <= ArgSlot::Kind::optional_tensor_list;
+  });
+  const auto now = op_policy(name);
+  TORCH_CHECK_VALUE(policy != "fallback" || (tensors && !entry.view && now != "structural" && now != "composite"),
+                    "torch_accel: operator policy: expected an operator that may run on the CPU, got ", name,
+                    " (views, factories and structural operators never fall back)");
+  entry.forced = policy.empty() ? Policy::unknown : policy == "native" ? Policy::native : Policy::fallback;
+}
+
+std::string op_policy(const std::string& name) {
+  const auto op = find_op(name);
+  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return "composite";
+  if (!op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) {
+    if (has_composite(op)) return "composite";
+    if (!string_view(name).starts_with("aten::")) return "native";
+    return "missing";
+  }
+  {
+    std::lock_guard<std::mutex> guard(entries_mutex);
+    if (!entries().count(op.operator_name())) return "structural";
+  }
+  const auto& native = native_device(current_device());
+  switch (op_entry(op).policy_for(op, native.dense, native.host)) {
+    case Policy::fallback:
+      return "fallback";
+    case Policy::missing:
+      return "missing";
+    default:
+      return "native";
+  }
+}
+
+}  // namespace accel
