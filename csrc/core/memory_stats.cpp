@@ -3,23 +3,16 @@
 namespace accel {
 
 void MemoryStats::Series::add(int64_t amount) {
-  allocated.fetch_add(amount, std::memory_order_relaxed);
+  total_.fetch_add(amount, std::memory_order_relaxed);
   const int64_t now = current.fetch_add(amount, std::memory_order_relaxed) + amount;
   int64_t seen = peak.load(std::memory_order_relaxed);
   while (seen < now && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
   }
 }
 
-void MemoryStats::Series::remove(int64_t amount) {
-  freed.fetch_add(amount, std::memory_order_relaxed);
-  current.fetch_sub(amount, std::memory_order_relaxed);
-}
-
-void MemoryStats::Series::reset_peak() { peak.store(current.load(std::memory_order_relaxed)); }
-
 void MemoryStats::Series::reset_accumulated() {
-  allocated.store(0);
-  freed.store(0);
+  allocated_before_.store(total_);
+  freed_before_.store(total_ - current);
 }
 
 void MemoryStats::add(size_t size) {

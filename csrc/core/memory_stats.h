@@ -14,11 +14,17 @@ constexpr int kMaxDevices = 64;
 
 struct MemoryStats {
   struct Series {
-    std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0};
+    std::atomic<int64_t> current{0}, peak{0};
     void add(int64_t amount);
-    void remove(int64_t amount);
-    void reset_peak();
+    void remove(int64_t amount) { current.fetch_sub(amount, std::memory_order_relaxed); }
+    // Since the last reset_accumulated(). What was freed follows from the other two, which saves an atomic per free.
+    int64_t allocated() const { return total_ - allocated_before_; }
+    int64_t freed() const { return total_ - current - freed_before_; }
+    void reset_peak() { peak.store(current.load()); }
     void reset_accumulated();
+
+   private:
+    std::atomic<int64_t> total_{0}, allocated_before_{0}, freed_before_{0};
   };
   Series bytes, count;
 

@@ -4,6 +4,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/List.h>
 #include <ATen/quantized/QTensorImpl.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/counters.h"
@@ -30,6 +31,8 @@ DispatchKey key_of(const NativeDevice& native, DispatchKey functionality) {
   }
 }
 
+// Dealt with before an operator arrives here; tensors that a native kernel makes on its way carry them again.
+const DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 const DispatchKeySet kMathBits({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
 
 bool is_quantized(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::Quantized); }
@@ -270,20 +273,27 @@ at::Tensor Call::enter(at::Tensor tensor, const ArgSlot& slot) {
     if (slot.written) pairs_.push_back({tensor, tensor, nullptr, false});
     return tensor;
   }
-  if (C10_LIKELY(mode_ == Mode::alias)) return alias(tensor, slot.written);
+  if (C10_LIKELY(mode_ == Mode::alias)) return alias(std::move(tensor), slot.written);
   copied_ += tensor.layout() == c10::kStrided ? tensor.nbytes() : 0;
   at::Tensor host = tensor.to(c10::Device(c10::DeviceType::CPU));
   pairs_.push_back({std::move(tensor), host, nullptr, slot.written});
   return host;
 }
 
-at::Tensor Call::alias(const at::Tensor& tensor, bool written) {
+at::Tensor Call::alias(at::Tensor tensor, bool written) {
+  for (Pair& pair : pairs_) {
+    // The same tensor twice must stay the same tensor: kernels tell full overlap from partial overlap by it.
+    if (C10_UNLIKELY(pair.original.is_same(tensor))) {
+      pair.written = pair.written || written;
+      return pair.translated;
+    }
+  }
   const NativeDevice& native = C10_UNLIKELY(entry_.crosses) ? native_device_of(tensor) : *native_;
   if (C10_LIKELY(tensor.unsafeGetTensorImpl()->has_storage())) {
     auto storage = native_storage(tensor.storage());
     auto* impl = storage.unsafeGetStorageImpl();
     at::Tensor out = dense_alias(tensor, std::move(storage), native);
-    pairs_.push_back({tensor, out, impl, written});
+    pairs_.push_back({std::move(tensor), out, impl, written});
     return out;
   }
   at::Tensor out;
@@ -297,7 +307,7 @@ at::Tensor Call::alias(const at::Tensor& tensor, bool written) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name, ": expected a strided or sparse tensor, got layout ",
                                 tensor.layout(), " (convert it on the CPU)");
   }
-  pairs_.push_back({tensor, out, nullptr, written});
+  pairs_.push_back({std::move(tensor), out, nullptr, written});
   return out;
 }
 
@@ -354,10 +364,13 @@ at::Tensor Call::adopt(at::Tensor result) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name, ": expected a strided or sparse result, got layout ",
                                 result.layout(), " (run the operator on the CPU)");
   }
-  if (C10_UNLIKELY(result.use_count() != 1)) {
-    // The kernel keeps it: leave that tensor alone.
-    result = at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
-    impl = result.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(result.use_count() != 1 || (impl->is_inference() && !c10::InferenceMode::is_enabled()))) {
+    // The kernel keeps it, or it is a view of an alias and lacks what a tensor of the user's has: make another.
+    auto fresh = c10::make_intrusive<c10::TensorImpl>(adopt_storage(result.storage()),
+                                                      DispatchKeySet(DispatchKey::PrivateUse1), result.dtype());
+    copy_metadata(*impl, *fresh);
+    fresh->set_allow_tensor_metadata_change(true);
+    return at::Tensor(std::move(fresh));
   }
   impl->set_allow_tensor_metadata_change(true);
   impl->set_storage_keep_dtype(adopt_storage(result.storage()));
@@ -418,16 +431,19 @@ void Call::write_back(const Pair& pair) {
 
 Call::~Call() {
   if (left_ || mode_ == Mode::copy) return;
+  // The kernel threw: what it had resized by then shows, as it does on the native device.
   for (const Pair& pair : pairs_) {
-    if (pair.written && pair.native) sync_storage(pair.original.storage());
+    if (!pair.written || !pair.native) continue;
+    try {
+      write_back(pair);
+    } catch (const std::exception&) {  // the kernel's own error is on its way
+    }
   }
 }
 
 void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, DispatchKey functionality, torch::jit::Stack* stack) {
   ensure_ready();
-  static const DispatchKeySet above =
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-  c10::impl::ExcludeDispatchKeyGuard below_autograd(above);
+  c10::impl::ExcludeDispatchKeyGuard below_autograd(kAbove);
   if (C10_UNLIKELY(entry.crosses)) count_copy(*stack, entry);
   Call call(op, entry, *stack);
   const DispatchKey key = key_of(call.native(), functionality);

@@ -11,8 +11,8 @@
 //     quantized tensors through their components.
 //   * A returned alias comes back as the very tensor it stands for; a result over the storage of an argument comes back
 //     over that argument's accel storage; anything else gets a storage of its own.
-//   * Arguments that the schema marks as written show new sizes, strides and storage afterwards, and a new storage even
-//     when the kernel throws.
+//   * Arguments that the schema marks as written show new sizes, strides and storage afterwards, also when the kernel
+//     throws.
 //   * Tensors that are not on accel stay what they are: CPU scalars, CPU index tensors, operands of a copy.
 #pragma once
 
@@ -53,7 +53,7 @@ class Call {
 
   void translate(c10::IValue& value, const ArgSlot& slot);
   at::Tensor enter(at::Tensor tensor, const ArgSlot& slot);
-  at::Tensor alias(const at::Tensor& tensor, bool written);
+  at::Tensor alias(at::Tensor tensor, bool written);
   at::Tensor leave(at::Tensor result);
   at::Tensor adopt(at::Tensor result);
   c10::Storage adopt_storage(const c10::Storage& native);

@@ -104,16 +104,16 @@ class AccelAllocator final : public c10::DeviceAllocator {
       auto& all = to[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
       all.current = from.current;
       all.peak = from.peak;
-      all.allocated = from.allocated;
-      all.freed = from.freed;
+      all.allocated = from.allocated();
+      all.freed = from.freed();
     };
     // Nothing is cached: what is allocated is what is reserved.
     for (auto* bytes : {&out.allocated_bytes, &out.reserved_bytes, &out.active_bytes, &out.requested_bytes}) {
       fill(stats.bytes, *bytes);
     }
     for (auto* count : {&out.allocation, &out.segment, &out.active}) fill(stats.count, *count);
-    out.num_device_alloc = stats.count.allocated;
-    out.num_device_free = stats.count.freed;
+    out.num_device_alloc = stats.count.allocated();
+    out.num_device_free = stats.count.freed();
     return out;
   }
   void resetAccumulatedStats(c10::DeviceIndex index) override {

@@ -51,6 +51,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return device_count(); }
 
+  c10::DeviceCapability getDeviceCapability(Device device) const override {
+    const auto& native = native_device(with_index(device).index());
+    return impl_of(native)->getDeviceCapability(native.device);
+  }
+
   Stream getStream(Device device) const override {
     const auto index = with_index(device).index();
     const auto& native = native_device(index);

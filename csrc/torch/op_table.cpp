@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "torch/device.h"
 #include "torch/call.h"
@@ -34,9 +35,11 @@ bool host_argument(string_view op, string_view argument) {
 //   is_pinned, _pin_memory  ask about host memory, which an alias on a host key would pretend to have
 //   _lazy_clone             would make the *native* storage copy-on-write behind the cell's back: structural.cpp copies
 //   resize, resize_as_      end in resize_, which is structural
+//   _unsafe_view, ...       views in all but their schema
 bool keep_composite(string_view op) {
   return one_of(op, {"aten::is_pinned", "aten::_pin_memory", "aten::resize", "aten::resize_as", "aten::resize_as_",
-                     "aten::_has_same_storage_numel", "aten::detach_", "aten::lift"});
+                     "aten::_has_same_storage_numel", "aten::detach_", "aten::lift", "aten::_unsafe_view",
+                     "aten::unsafe_split", "aten::unsafe_split_with_sizes"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -51,18 +54,17 @@ bool has_composite(const c10::OperatorHandle& op) {
 }
 
 bool wants_kernel(const c10::OperatorHandle& op) {
-  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;  // structural.cpp and its like
+  // A few composite operators have a kernel of their own as well, which a native device takes.
+  const bool own_kernel =
+      op.hasKernelForDispatchKey(DispatchKey::CPU) || op.hasKernelForDispatchKey(DispatchKey::CUDA);
+  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return own_kernel;
   if (!has_composite(op)) return true;
   const auto& schema = op.schema();
   if (is_view(schema) || keep_composite(schema.name())) return false;
   if (op.hasTag(at::Tag::inplace_view)) return false;
   // Composite random factories end in uniform_, normal_ and random_, which take the device's own generator.
-  if (op.hasTag(at::Tag::nondeterministic_seeded) && !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
-      !op.hasKernelForDispatchKey(DispatchKey::CUDA)) {
-    return false;
-  }
-  return true;
+  return own_kernel || !op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
 std::optional<ArgSlot::Kind> slot_kind(const c10::Argument& argument) {
@@ -96,8 +98,6 @@ std::optional<ArgSlot::Kind> slot_kind(const c10::Argument& argument) {
   }
 }
 
-// The device argument is a `Device`, but a Stream of torch's schema parser is a plain integer pack; both kinds exist in
-// all supported minors under these TypeKinds.
 std::mutex entries_mutex;
 auto& entries() {
   static auto* map = new std::unordered_map<c10::OperatorName, OpEntry*>();
@@ -105,11 +105,14 @@ auto& entries() {
 }
 
 struct Kernel final : c10::OperatorKernel {
-  Kernel(OpEntry* entry, c10::DispatchKey functionality) : entry(entry), functionality(functionality) {}
+  explicit Kernel(c10::DispatchKey functionality) : functionality(functionality) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    accel_entry(op, *entry, functionality, stack);
+    // Made at the first call: import would pay for thousands of schemas that no program uses.
+    OpEntry* known = entry.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(known == nullptr)) entry.store(known = &op_entry(op), std::memory_order_release);
+    accel_entry(op, *known, functionality, stack);
   }
-  OpEntry* entry;
+  std::atomic<OpEntry*> entry{nullptr};
   c10::DispatchKey functionality;
 };
 
@@ -119,8 +122,19 @@ void unbound(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   accel_entry(op, op_entry(op), functionality, stack);
 }
 
-torch::CppFunction kernel_for(const c10::OperatorHandle& op, c10::DispatchKey functionality) {
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(&op_entry(op), functionality));
+auto& bound() {
+  static auto* names = new std::unordered_set<c10::OperatorName>();
+  return *names;
+}
+
+// Straight to the dispatcher: torch::Library would parse each name and format a source location again.
+void bind(const c10::OperatorName& name, DispatchKey key, DispatchKey functionality) {
+  // leaks-on-purpose: the registrations last as long as the process
+  static auto* handles = new std::vector<c10::RegistrationHandleRAII>();
+  bound().insert(name);
+  handles->push_back(c10::Dispatcher::singleton().registerImpl(
+      name, key, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(functionality)), std::nullopt,
+      nullptr, "torch_accel"));
 }
 
 c10::OperatorHandle find_op(const std::string& name) {
@@ -185,30 +199,22 @@ OpEntry& op_entry(const c10::OperatorHandle& op) {
 }
 
 void bind_operators() {
-  // leaks-on-purpose: the registrations last as long as the process
-  static auto* dense = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  static auto* sparse =
-      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
-  static auto* compressed =
-      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::SparseCsrPrivateUse1, __FILE__, __LINE__);
-  static auto* quantized =
-      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::QuantizedPrivateUse1, __FILE__, __LINE__);
+  // leaks-on-purpose: as above
   static auto* others = new torch::Library(torch::Library::IMPL, "_", DispatchKey::PrivateUse1, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!string_view(name.name).starts_with("aten::")) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op) continue;
-    const std::string bare = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (wants_kernel(*op)) dense->impl(bare.c_str(), kernel_for(*op, DispatchKey::Dense));
-    const auto bind_as = [&](torch::Library* library, DispatchKey cpu, DispatchKey cuda, DispatchKey functionality) {
-      if (op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda)) {
-        library->impl(bare.c_str(), kernel_for(*op, functionality));
-      }
+    if (wants_kernel(*op)) bind(name, DispatchKey::PrivateUse1, DispatchKey::Dense);
+    const auto bind_as = [&](DispatchKey accel, DispatchKey cpu, DispatchKey cuda, DispatchKey functionality) {
+      if (op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda)) bind(name, accel, functionality);
     };
-    bind_as(sparse, DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::Sparse);
-    bind_as(compressed, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsr);
-    bind_as(quantized, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA, DispatchKey::Quantized);
+    bind_as(DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::Sparse);
+    bind_as(DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA,
+            DispatchKey::SparseCsr);
+    bind_as(DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA,
+            DispatchKey::Quantized);
   }
   others->fallback(torch::CppFunction::makeFromBoxedFunction<&unbound<DispatchKey::Dense>>());
 }
@@ -230,16 +236,12 @@ void set_op_policy(const std::string& name, const std::string& policy) {
 
 std::string op_policy(const std::string& name) {
   const auto op = find_op(name);
-  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return "composite";
   if (!op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) {
-    if (has_composite(op)) return "composite";
+    if (has_composite(op) || op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return "composite";
     if (!string_view(name).starts_with("aten::")) return "native";
     return "missing";
   }
-  {
-    std::lock_guard<std::mutex> guard(entries_mutex);
-    if (!entries().count(op.operator_name())) return "structural";
-  }
+  if (!bound().count(op.operator_name())) return "structural";
   const auto& native = native_device(current_device());
   switch (op_entry(op).policy_for(op, native.dense, native.host)) {
     case Policy::fallback:
