@@ -1,5 +1,6 @@
 #include "torch/call.h"
 
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/List.h>
@@ -26,6 +27,8 @@ DispatchKey key_of(const NativeDevice& native, DispatchKey functionality) {
       return native.sparse_csr;
     case DispatchKey::Quantized:
       return native.quantized;
+    case DispatchKey::NestedTensor:
+      return native.nested;
     default:
       return native.dense;
   }
@@ -34,8 +37,12 @@ DispatchKey key_of(const NativeDevice& native, DispatchKey functionality) {
 // Dealt with before an operator arrives here; tensors that a native kernel makes on its way carry them again.
 const DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 const DispatchKeySet kMathBits({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
+const DispatchKeySet kZeroTensor(DispatchKey::ZeroTensor);
 
-bool is_quantized(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::Quantized); }
+// Tensors with a storage that are more than their strides.
+const DispatchKeySet kSpecial({DispatchKey::Quantized, DispatchKey::NestedTensor});
+
+bool is_nested(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::NestedTensor); }
 
 // Metadata that a strided alias takes over; `impl` has the storage already.
 void copy_metadata(const c10::TensorImpl& from, c10::TensorImpl& to) {
@@ -44,22 +51,38 @@ void copy_metadata(const c10::TensorImpl& from, c10::TensorImpl& to) {
   if (C10_UNLIKELY(keys.has_any(kMathBits))) {
     to._set_conj(keys.has(DispatchKey::Conjugate));
     to._set_neg(keys.has(DispatchKey::Negative));
-    to._set_zero(keys.has(DispatchKey::ZeroTensor));
   }
   if (C10_UNLIKELY(from.is_wrapped_number())) to.set_wrapped_number(true);
   to.set_allow_tensor_metadata_change(from.allow_tensor_metadata_change());
 }
 
+// The tensors of sizes, strides and offsets are host data on every device.
+at::Tensor make_nested(DispatchKey key, const at::Tensor& like, c10::Storage storage) {
+  const auto& from = static_cast<const at::native::NestedTensorImpl&>(*like.unsafeGetTensorImpl());
+  return at::detail::make_tensor<at::native::NestedTensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype(),
+                                                               from.get_nested_sizes(), from.get_nested_strides(),
+                                                               from.get_storage_offsets());
+}
+
+// What an alias shows beyond its storage is what its original shows.
+bool same_metadata(const c10::TensorImpl& a, const c10::TensorImpl& b) {
+  const auto marked = a.key_set() | b.key_set();
+  return a.dtype() == b.dtype() && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && !marked.has_any(kMathBits) && !a.is_wrapped_number() &&
+         a.allow_tensor_metadata_change() == b.allow_tensor_metadata_change();
+}
+
 at::Tensor dense_alias(const at::Tensor& tensor, c10::Storage storage, const NativeDevice& native) {
   auto& from = *tensor.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(is_nested(tensor))) return make_nested(native.nested, tensor, std::move(storage));
   c10::intrusive_ptr<c10::TensorImpl> impl;
-  if (C10_UNLIKELY(is_quantized(tensor))) {
+  if (C10_UNLIKELY(from.key_set().has(DispatchKey::Quantized))) {
     impl = c10::make_intrusive<at::QTensorImpl>(std::move(storage), DispatchKeySet(native.quantized), tensor.dtype(),
                                                 static_cast<at::QTensorImpl&>(from).quantizer());
   } else {
     // ImplType::VIEW: no autograd keys and no version counter are wanted.
-    impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), DispatchKeySet(native.dense),
-                                                tensor.dtype());
+    const auto keys = DispatchKeySet(native.dense) | (from.key_set() & kZeroTensor);
+    impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, tensor.dtype());
   }
   copy_metadata(from, *impl);
   return at::Tensor(std::move(impl));
@@ -152,30 +175,20 @@ at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native) {
 Call::Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stack& stack)
     : op_(op), entry_(entry), stack_(stack) {
   // The first accel tensor decides, then an accel device argument, then the current device.
-  std::optional<c10::Device> asked;
   const size_t base = stack.size() - entry.arguments;
   for (const auto& slot : entry.slots) {
-    const IValue& value = stack[base + slot.index];
-    if (C10_LIKELY(value.isTensor())) {
-      check(value.toTensor(), slot);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) check(tensor, slot);
-    } else if (value.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-        if (tensor) check(*tensor, slot);
-      }
-    } else if (value.isDevice()) {
-      asked = value.toDevice();
-    }
+    if (locate(stack[base + slot.index])) break;
   }
-  if (asked) {
-    adopts_ = asked->type() == kAccel;
+  if (C10_UNLIKELY(entry.device_slot >= 0) && stack[base + entry.device_slot].isDevice()) {
+    const auto asked = stack[base + entry.device_slot].toDevice();
+    adopts_ = asked.type() == kAccel;
+    adopts_device_ = adopts_;
     if (adopts_) {
-      target_device_ = with_index(*asked).index();
+      target_device_ = with_index(asked).index();
       target_ = &native_device(target_device_);
     }
   }
-  if (device_ < 0) {
+  if (C10_UNLIKELY(native_ == nullptr)) {
     device_ = target_device_ >= 0 ? target_device_ : current_device();
     native_ = &native_device(device_);
   }
@@ -185,23 +198,33 @@ Call::Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stac
   }
 }
 
-void Call::check(const at::Tensor& tensor, const ArgSlot& slot) {
-  if (!tensor.defined()) return;
-  const auto device = tensor.device();
-  if (C10_LIKELY(device.type() == kAccel)) {
-    if (device_ < 0) {
-      device_ = device.index();
-      native_ = &native_device_of(tensor);
+bool Call::locate(const IValue& value) {
+  const auto found = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.device().type() != kAccel) return false;
+    device_ = tensor.device().index();
+    native_ = &native_device_of(tensor);
+    located_ = true;
+    return true;
+  };
+  if (C10_LIKELY(value.isTensor())) return found(value.toTensor());
+  if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) {
+      if (found(tensor)) return true;
     }
-    if (C10_LIKELY(device.index() == device_ || entry_.crosses)) return;
-  } else if (entry_.crosses || (device.type() == c10::DeviceType::CPU &&
-                                (slot.host_ok || (tensor.dim() == 0 && !slot.written)))) {
-    return;
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      if (tensor && found(*tensor)) return true;
+    }
   }
-  const auto here = device_ >= 0 ? c10::Device(kAccel, device_) : c10::Device(kAccel, current_device());
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", here, " and ",
-              device, "! (torch_accel: when checking argument ", op_.schema().arguments()[slot.index].name(), " of ",
-              entry_.name, ")");
+  return false;
+}
+
+void Call::fail_device(const at::Tensor& tensor, const ArgSlot& slot) const {
+  TORCH_CHECK(located_ || adopts_device_, "Expected a '", tensor.device().type(), "' device type for generator but found 'accel' (torch_accel: ",
+              entry_.name, ": make the generator for the tensor's device)");
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+              c10::Device(kAccel, device_), " and ", tensor.device(), "! (torch_accel: when checking argument ",
+              op_.schema().arguments()[slot.index].name(), " of ", entry_.name, ")");
 }
 
 void Call::enter(Mode mode) {
@@ -267,16 +290,25 @@ void Call::translate(IValue& value, const ArgSlot& slot) {
 }
 
 at::Tensor Call::enter(at::Tensor tensor, const ArgSlot& slot) {
-  if (!tensor.defined()) return tensor;
-  if (tensor.device().type() != kAccel) {
+  if (C10_UNLIKELY(!tensor.defined())) return tensor;
+  const auto device = tensor.device();
+  if (C10_UNLIKELY(device.type() != kAccel)) {
+    const bool legal = entry_.crosses || (device.type() == c10::DeviceType::CPU &&
+                                          (slot.host_ok || (tensor.dim() == 0 && !slot.written)));
+    if (!legal) fail_device(tensor, slot);
     // Known by identity when it comes back (copy_ into a CPU tensor).
-    if (slot.written) pairs_.push_back({tensor, tensor, nullptr, false});
+    if (slot.written) pairs_.push_back({tensor, tensor, nullptr, nullptr, false, false});
     return tensor;
   }
-  if (C10_LIKELY(mode_ == Mode::alias)) return alias(std::move(tensor), slot.written);
+  if (C10_UNLIKELY(device.index() != device_ && !entry_.crosses)) fail_device(tensor, slot);
+  if (C10_LIKELY(mode_ == Mode::alias)) {
+    at::Tensor out = alias(std::move(tensor), slot.written);
+    if (slot.kind == Kind::tensor_list) pairs_.back().listed = true;
+    return out;
+  }
   copied_ += tensor.layout() == c10::kStrided ? tensor.nbytes() : 0;
   at::Tensor host = tensor.to(c10::Device(c10::DeviceType::CPU));
-  pairs_.push_back({std::move(tensor), host, nullptr, slot.written});
+  pairs_.push_back({std::move(tensor), host, nullptr, nullptr, slot.written, slot.kind == Kind::tensor_list});
   return host;
 }
 
@@ -289,13 +321,30 @@ at::Tensor Call::alias(at::Tensor tensor, bool written) {
     }
   }
   const NativeDevice& native = C10_UNLIKELY(entry_.crosses) ? native_device_of(tensor) : *native_;
-  if (C10_LIKELY(tensor.unsafeGetTensorImpl()->has_storage())) {
-    auto storage = native_storage(tensor.storage());
-    auto* impl = storage.unsafeGetStorageImpl();
-    at::Tensor out = dense_alias(tensor, std::move(storage), native);
-    pairs_.push_back({std::move(tensor), out, impl, written});
-    return out;
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(!impl->has_storage())) return alias_components(std::move(tensor), native, written);
+
+  const c10::Storage& storage = impl->unsafe_storage();
+  Cell* cell = cell_of(storage);
+  if (C10_UNLIKELY(!entry_.reuses || impl->key_set().has_any(kSpecial))) cell = nullptr;
+  if (C10_LIKELY(cell != nullptr)) {
+    auto* spare = static_cast<c10::TensorImpl*>(cell->spare.exchange(nullptr, std::memory_order_acquire));
+    if (spare != nullptr) {
+      auto reused = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim(spare));
+      if (C10_LIKELY(same_metadata(*impl, *spare))) {
+        pairs_.push_back({std::move(tensor), reused, native_impl(*cell), cell, written, false});
+        return reused;
+      }
+    }
   }
+  c10::Storage native_side = native_storage(storage);
+  auto* native_side_impl = native_side.unsafeGetStorageImpl();
+  at::Tensor out = dense_alias(tensor, std::move(native_side), native);
+  pairs_.push_back({std::move(tensor), out, native_side_impl, cell, written, false});
+  return out;
+}
+
+at::Tensor Call::alias_components(at::Tensor tensor, const NativeDevice& native, bool written) {
   at::Tensor out;
   if (is_coo(tensor)) {
     out = make_coo(native.sparse, tensor, alias(coo(tensor).indices(), false), alias(coo(tensor).values(), false));
@@ -307,14 +356,23 @@ at::Tensor Call::alias(at::Tensor tensor, bool written) {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name, ": expected a strided or sparse tensor, got layout ",
                                 tensor.layout(), " (convert it on the CPU)");
   }
-  pairs_.push_back({std::move(tensor), out, nullptr, written});
+  pairs_.push_back({std::move(tensor), out, nullptr, nullptr, written, false});
   return out;
+}
+
+// Aliases that nobody else holds wait in their cells for the next call.
+void Call::put_back() {
+  for (Pair& pair : pairs_) {
+    if (pair.cell == nullptr || pair.translated.use_count() != 1) continue;
+    void* before = pair.cell->spare.exchange(pair.translated.unsafeReleaseTensorImpl(), std::memory_order_acq_rel);
+    if (C10_UNLIKELY(before != nullptr)) c10::raw::intrusive_ptr::decref(static_cast<c10::TensorImpl*>(before));
+  }
 }
 
 void Call::leave() {
   // Written arguments first: their storages may be what a result lies over.
   if (entry_.writes) {
-    for (const Pair& pair : pairs_) {
+    for (Pair& pair : pairs_) {
       if (pair.written) write_back(pair);
     }
   }
@@ -366,8 +424,13 @@ at::Tensor Call::adopt(at::Tensor result) {
   }
   if (C10_UNLIKELY(result.use_count() != 1 || (impl->is_inference() && !c10::InferenceMode::is_enabled()))) {
     // The kernel keeps it, or it is a view of an alias and lacks what a tensor of the user's has: make another.
+    if (is_nested(result)) {
+      return make_nested(DispatchKey::NestedTensorPrivateUse1, result, adopt_storage(result.storage()));
+    }
     auto fresh = c10::make_intrusive<c10::TensorImpl>(adopt_storage(result.storage()),
-                                                      DispatchKeySet(DispatchKey::PrivateUse1), result.dtype());
+                                                      DispatchKeySet(DispatchKey::PrivateUse1) |
+                                                          (impl->key_set() & kZeroTensor),
+                                                      result.dtype());
     copy_metadata(*impl, *fresh);
     fresh->set_allow_tensor_metadata_change(true);
     return at::Tensor(std::move(fresh));
@@ -393,7 +456,7 @@ c10::Storage Call::adopt_storage(const c10::Storage& native) {
   return wrap_storage(native, target_device_);
 }
 
-void Call::write_back(const Pair& pair) {
+void Call::write_back(Pair& pair) {
   const at::Tensor& original = pair.original;
   const at::Tensor& written = pair.translated;
   if (mode_ == Mode::copy) {
@@ -403,6 +466,8 @@ void Call::write_back(const Pair& pair) {
     return;
   }
   auto* impl = original.unsafeGetTensorImpl();
+  // Above this key torch bumps the versions of written tensors, but not of those in a list: their kernels do.
+  if (pair.listed && !impl->is_inference()) impl->bump_version();
   if (pair.native == nullptr) {
     if (is_coo(original)) {
       coo(original).raw_resize_(coo(written).sparse_dim(), coo(written).dense_dim(), written.sizes());
@@ -417,22 +482,25 @@ void Call::write_back(const Pair& pair) {
   }
   if (C10_UNLIKELY(written.storage().unsafeGetStorageImpl() != pair.native)) {
     impl->set_storage_keep_dtype(adopt_storage(written.storage()));
+    pair.cell = nullptr;
   } else {
     sync_storage(original.storage());
   }
+  if (C10_UNLIKELY(is_nested(original))) return;
   if (C10_UNLIKELY(written.sizes() != original.sizes() || written.strides() != original.strides() ||
                    written.storage_offset() != original.storage_offset())) {
     impl->set_sizes_and_strides(written.sizes(), written.strides(), written.storage_offset());
   }
-  if (C10_UNLIKELY(impl->key_set().has(DispatchKey::ZeroTensor) != written._is_zerotensor())) {
-    impl->_set_zero(written._is_zerotensor());
-  }
 }
 
 Call::~Call() {
-  if (left_ || mode_ == Mode::copy) return;
+  if (C10_UNLIKELY(!left_ && mode_ == Mode::alias)) show_partial_work();
+  put_back();
+}
+
+void Call::show_partial_work() {
   // The kernel threw: what it had resized by then shows, as it does on the native device.
-  for (const Pair& pair : pairs_) {
+  for (Pair& pair : pairs_) {
     if (!pair.written || !pair.native) continue;
     try {
       write_back(pair);

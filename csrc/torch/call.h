@@ -7,8 +7,8 @@
 //
 // Invariants
 //   * An alias shares the native storage and has the sizes, strides, offset, dtype and conj/neg bits of its original; it
-//     carries no autograd, autocast or version state, which were dealt with above this key. The same holds for sparse and
-//     quantized tensors through their components.
+//     carries no autograd, autocast or version state, which were dealt with above this key. The same holds for sparse,
+//     nested and quantized tensors through their components.
 //   * A returned alias comes back as the very tensor it stands for; a result over the storage of an argument comes back
 //     over that argument's accel storage; anything else gets a storage of its own.
 //   * Arguments that the schema marks as written show new sizes, strides and storage afterwards, also when the kernel
@@ -28,7 +28,7 @@ class Call {
  public:
   enum class Mode : uint8_t { alias, copy };
 
-  // Finds the device that the call is for. Throws RuntimeError when operands lie on different devices.
+  // Finds the device that the call is for.
   Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stack& stack);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -36,7 +36,8 @@ class Call {
 
   const NativeDevice& native() const { return *native_; }
   c10::DeviceIndex device() const { return device_; }
-  void enter(Mode mode);  // translates the arguments on the stack
+  // Translates the arguments on the stack. Throws RuntimeError when they lie on different devices.
+  void enter(Mode mode);
   void leave();           // translates the results on the stack, writes arguments back
   size_t copied_bytes() const { return copied_; }
 
@@ -44,7 +45,9 @@ class Call {
   struct Pair {
     at::Tensor original, translated;
     c10::StorageImpl* native;  // storage of `translated` when it was made; null for sparse
+    Cell* cell;                // takes `translated` back as its spare; null when it must not
     bool written;
+    bool listed;  // element of a tensor list
   };
   struct Shared {
     c10::StorageImpl* native;
@@ -54,11 +57,15 @@ class Call {
   void translate(c10::IValue& value, const ArgSlot& slot);
   at::Tensor enter(at::Tensor tensor, const ArgSlot& slot);
   at::Tensor alias(at::Tensor tensor, bool written);
+  at::Tensor alias_components(at::Tensor tensor, const NativeDevice& native, bool written);
+  void put_back();
+  void show_partial_work();
   at::Tensor leave(at::Tensor result);
   at::Tensor adopt(at::Tensor result);
   c10::Storage adopt_storage(const c10::Storage& native);
-  void write_back(const Pair& pair);
-  void check(const at::Tensor& tensor, const ArgSlot& slot);
+  void write_back(Pair& pair);
+  bool locate(const c10::IValue& value);
+  [[noreturn]] void fail_device(const at::Tensor& tensor, const ArgSlot& slot) const;
 
   const c10::OperatorHandle& op_;
   const OpEntry& entry_;
@@ -68,6 +75,8 @@ class Call {
   c10::DeviceIndex device_ = -1, target_device_ = -1;
   Mode mode_ = Mode::alias;
   bool adopts_ = true;  // false when the caller asked for results on another device type
+  bool located_ = false;        // an operand is on accel
+  bool adopts_device_ = false;  // an accel device was asked for
   bool left_ = false;
   size_t copied_ = 0;
   c10::SmallVector<Pair, 6> pairs_;

@@ -6,19 +6,19 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <unistd.h>
 
-#include <array>
 #include <mutex>
 
-#include "core/cell.h"
-#include "core/memory_stats.h"
 #include "torch/compat.h"
 
 namespace accel {
+
+NativeDevice native_devices[kMaxDevices];
+
 namespace {
 
-std::array<NativeDevice, kMaxDevices> natives;
 std::once_flag natives_built;
-thread_local c10::DeviceIndex current = 0;
+// The extension is loaded late, but these few bytes fit the loader's reserve for that, and reading them is one instruction.
+__attribute__((tls_model("initial-exec"))) thread_local c10::DeviceIndex current = 0;
 
 NativeDevice make_native(const DeviceEntry& entry) {
   TORCH_CHECK(entry.route == "native", "torch_accel: device table: expected route native, got ", entry.route);
@@ -32,16 +32,16 @@ NativeDevice make_native(const DeviceEntry& entry) {
   native.sparse = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Sparse, backend);
   native.sparse_csr = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::SparseCsr, backend);
   native.quantized = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Quantized, backend);
+  native.nested = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::NestedTensor, backend);
   return native;
 }
 
-void release_native(void* owner) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner)); }
-
-Cell* cell_of(const c10::DataPtr& data) {
-  return data.get_deleter() == &Cell::destroy ? static_cast<Cell*>(data.get_context()) : nullptr;
+void release_native(Cell& cell) {
+  if (void* spare = cell.spare.load(std::memory_order_acquire)) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::TensorImpl*>(spare));
+  }
+  c10::raw::intrusive_ptr::decref(native_impl(cell));
 }
-
-c10::StorageImpl* native_impl(const Cell& cell) { return static_cast<c10::StorageImpl*>(cell.owner); }
 
 c10::DataPtr make_data_ptr(Cell* cell, c10::DeviceIndex index) {
   return {native_impl(*cell)->_mutable_data_ptr_no_checks().get(), cell, &Cell::destroy, c10::Device(kAccel, index)};
@@ -49,8 +49,7 @@ c10::DataPtr make_data_ptr(Cell* cell, c10::DeviceIndex index) {
 
 c10::DataPtr cell_data_ptr(c10::Storage native, c10::DeviceIndex index) {
   const size_t bytes = native.nbytes();
-  Cell* cell = Cell::make(index, bytes, native.unsafeReleaseStorageImpl(), &release_native);
-  return make_data_ptr(cell, index);
+  return make_data_ptr(new Cell(index, bytes, native.unsafeReleaseStorageImpl(), &release_native), index);
 }
 
 c10::Storage empty_native(const NativeDevice& native, size_t bytes) {
@@ -91,7 +90,7 @@ class AccelAllocator final : public c10::DeviceAllocator {
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     const auto& native = native_device(stream.device_index());
     if (native.host) return;
-    const Cell* cell = cell_of(data);
+    const auto* cell = data.get_deleter() == &Cell::destroy ? static_cast<const Cell*>(data.get_context()) : nullptr;
     c10::getDeviceAllocator(native.device.type())
         ->recordStream(cell ? native_impl(*cell)->_mutable_data_ptr_no_checks() : data,
                        c10::Stream(c10::Stream::UNSAFE, native.device, stream.id()));
@@ -151,19 +150,14 @@ const NativeDevice& native_device(c10::DeviceIndex index) {
   const auto count = DeviceTable::instance().entries().size();
   TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < count, "torch_accel: device: expected an index below ",
                     count, ", got accel:", static_cast<int>(index));
-  return natives[index];
-}
-
-const NativeDevice& native_device_of(const at::Tensor& tensor) {
-  ensure_ready();
-  return natives[tensor.device().index()];
+  return native_devices[index];
 }
 
 void first_use() {
   auto& table = DeviceTable::instance();
   const auto& entries = table.entries();
   std::call_once(natives_built, [&] {
-    for (size_t i = 0; i < entries.size(); ++i) natives[i] = make_native(entries[i]);
+    for (size_t i = 0; i < entries.size(); ++i) native_devices[i] = make_native(entries[i]);
   });
   table.initialize();
 }
@@ -201,7 +195,7 @@ c10::Storage wrap_storage(c10::Storage native, c10::DeviceIndex index) {
 c10::Storage native_storage(const c10::Storage& storage) {
   auto* impl = storage.unsafeGetStorageImpl();
   auto& data = impl->_mutable_data_ptr_no_checks();
-  if (const Cell* cell = cell_of(data); C10_LIKELY(cell != nullptr)) {
+  if (const Cell* cell = cell_of(storage); C10_LIKELY(cell != nullptr)) {
     return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(native_impl(*cell));
   }
   ensure_ready();
@@ -221,7 +215,7 @@ c10::Storage native_storage(const c10::Storage& storage) {
 void sync_storage(const c10::Storage& storage) {
   auto* impl = storage.unsafeGetStorageImpl();
   auto& data = impl->_mutable_data_ptr_no_checks();
-  Cell* cell = cell_of(data);
+  Cell* cell = cell_of(storage);
   if (cell == nullptr) return;
   auto* native = native_impl(*cell);
   const size_t bytes = native->nbytes();
@@ -247,7 +241,7 @@ void resize_storage(const c10::Storage& storage, size_t bytes) {
     view(fresh).copy_(view(old));
   }
   auto* impl = storage.unsafeGetStorageImpl();
-  if (Cell* cell = cell_of(impl->_mutable_data_ptr_no_checks())) {
+  if (Cell* cell = cell_of(storage)) {
     // Keep the native StorageImpl: kernels may hold it.
     native_impl(*cell)->set_data_ptr_noswap(std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
     native_impl(*cell)->set_nbytes(bytes);

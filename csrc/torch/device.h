@@ -16,6 +16,7 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
 
+#include "core/cell.h"
 #include "core/device_table.h"
 
 namespace accel {
@@ -25,7 +26,7 @@ inline constexpr c10::DeviceType kAccel = c10::DeviceType::PrivateUse1;
 // The native route of one accel device.
 struct NativeDevice {
   c10::Device device{c10::DeviceType::CPU};  // native device, with index where the device type has them
-  c10::DispatchKey dense, sparse, sparse_csr, quantized;
+  c10::DispatchKey dense, sparse, sparse_csr, quantized, nested;
   bool host = false;  // runs on the CPU: memory is host memory, streams and events are ours
   const char* backend = "";
 };
@@ -34,8 +35,11 @@ struct NativeDevice {
 // IndexError for an index out of range.
 const NativeDevice& native_device(c10::DeviceIndex index);
 
-// The same for a device that a tensor lives on: no check beyond the fork's.
-const NativeDevice& native_device_of(const at::Tensor& tensor);
+// The same for a device that a tensor lives on, after ensure_ready(): no check.
+extern NativeDevice native_devices[kMaxDevices];
+inline const NativeDevice& native_device_of(const at::Tensor& tensor) {
+  return native_devices[tensor.unsafeGetTensorImpl()->device().index()];
+}
 
 // First use, fork check: one relaxed load when all is well.
 void first_use();
@@ -54,6 +58,13 @@ inline c10::Device with_index(c10::Device device) {
 
 c10::DeviceAllocator* device_allocator();
 c10::Allocator* native_allocator(const NativeDevice& native);
+
+// The cell of a storage, null for a storage that somebody else built.
+inline Cell* cell_of(const c10::Storage& storage) {
+  const auto& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &Cell::destroy ? static_cast<Cell*>(data.get_context()) : nullptr;
+}
+inline c10::StorageImpl* native_impl(const Cell& cell) { return static_cast<c10::StorageImpl*>(cell.owner); }
 
 // A new accel storage that owns `native`.
 c10::Storage wrap_storage(c10::Storage native, c10::DeviceIndex index);

@@ -20,8 +20,12 @@ class AccelGenerator final : public c10::GeneratorImpl {
         native(std::move(native)) {}
 
   void set_current_seed(uint64_t seed) override { native.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { native.set_offset(offset); }
-  uint64_t get_offset() const override { return native.get_offset(); }
+  // The CPU's generator has no offset, and torch asks for one when it pickles a generator of any other device type.
+  void set_offset(uint64_t offset) override {
+    if (on_host() && offset == 0) return;
+    native.set_offset(offset);
+  }
+  uint64_t get_offset() const override { return on_host() ? 0 : native.get_offset(); }
   uint64_t current_seed() const override { return native.current_seed(); }
   uint64_t seed() override { return native.unsafeGetGeneratorImpl()->seed(); }
   void set_state(const c10::TensorImpl& state) override { native.unsafeGetGeneratorImpl()->set_state(state); }
@@ -37,6 +41,7 @@ class AccelGenerator final : public c10::GeneratorImpl {
   at::Generator native;
 
  private:
+  bool on_host() const { return native.device().type() == c10::DeviceType::CPU; }
   GeneratorImpl* clone_impl() const override { return new AccelGenerator(device().index(), native.clone()); }
 };
 

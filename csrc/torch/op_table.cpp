@@ -25,6 +25,7 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 // Arguments that torch's device kernels accept on the CPU whatever their size.
 bool host_argument(string_view op, string_view argument) {
   if (one_of(argument, {"lengths", "input_lengths", "target_lengths", "batch_sizes"})) return true;
+  if (one_of(argument, {"nested_size", "nested_strides", "offsets"})) return op.starts_with("aten::_nested_");
   if (argument == "scalars") return op.starts_with("aten::_foreach_");
   return argument == "indices" && one_of(op, {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index",
                                               "aten::_unsafe_index_put", "aten::_index_put_impl_",
@@ -156,6 +157,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) {
   view = is_view(schema);
   crosses = one_of(schema.name(), {"aten::copy_", "aten::copy", "aten::_to_copy", "aten::_foreach_copy_",
                                    "aten::_foreach_copy", "aten::_copy_from", "aten::_copy_from_and_resize"});
+  // A kernel written in Python may leave its own object attached to an alias.
+  reuses = schema.name().starts_with("aten::");
   bool generator = false;
   for (uint16_t i = 0; i < arguments; ++i) {
     const auto& argument = schema.arguments()[i];
@@ -168,26 +171,26 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) {
     slot.host_ok = host_argument(schema.name(), argument.name());
     writes = writes || slot.written;
     generator = generator || *kind == ArgSlot::Kind::generator;
+    if (*kind == ArgSlot::Kind::device) device_slot = static_cast<int16_t>(i);
     slots.push_back(slot);
   }
   seeded = op.hasTag(at::Tag::nondeterministic_seeded) && !generator;
   if (one_of(schema.name(), {"aten::_pack_padded_sequence"})) host_returns = 1 << 1;  // batch_sizes
+  if (one_of(schema.name(), {"aten::_nested_tensor_size", "aten::_nested_tensor_strides",
+                             "aten::_nested_tensor_storage_offsets"})) {
+    host_returns = 1 << 0;
+  }
 }
 
-Policy OpEntry::policy_for(const c10::OperatorHandle& op, c10::DispatchKey key, bool host) {
-  if (const auto overruled = forced.load(std::memory_order_relaxed); C10_UNLIKELY(overruled != Policy::unknown)) {
-    return overruled;
-  }
-  auto& known = policy[host ? 0 : 1];
-  auto decided = known.load(std::memory_order_relaxed);
-  if (C10_LIKELY(decided != Policy::unknown)) return decided;
+Policy OpEntry::decide(const c10::OperatorHandle& op, c10::DispatchKey key, bool host) {
+  Policy decided;
   // What the host lacks, the CPU cannot do either: torch's own error says so best.
   if (host || op.hasComputedKernelForDispatchKey(key)) {
     decided = Policy::native;
   } else {
     decided = op.hasComputedKernelForDispatchKey(DispatchKey::CPU) && !view ? Policy::fallback : Policy::missing;
   }
-  known.store(decided, std::memory_order_relaxed);
+  policy[host ? 0 : 1].store(decided, std::memory_order_relaxed);
   return decided;
 }
 
@@ -215,6 +218,8 @@ void bind_operators() {
             DispatchKey::SparseCsr);
     bind_as(DispatchKey::QuantizedPrivateUse1, DispatchKey::QuantizedCPU, DispatchKey::QuantizedCUDA,
             DispatchKey::Quantized);
+    bind_as(DispatchKey::NestedTensorPrivateUse1, DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA,
+            DispatchKey::NestedTensor);
   }
   others->fallback(torch::CppFunction::makeFromBoxedFunction<&unbound<DispatchKey::Dense>>());
 }

@@ -36,11 +36,21 @@ struct OpEntry {
   bool crosses = false;        // a copy between devices: operands may be anywhere
   bool seeded = false;         // draws random numbers and takes no generator
   bool view = false;           // result aliases an argument
+  bool reuses = false;         // its aliases may be kept for the next call
+  int16_t device_slot = -1;    // position of the device argument
   uint8_t host_returns = 0;    // bit per return that is a CPU tensor on every device
   std::atomic<Policy> forced{Policy::unknown};
   std::atomic<Policy> policy[2] = {Policy::unknown, Policy::unknown};  // on the host key, on a device key
 
-  Policy policy_for(const c10::OperatorHandle& op, c10::DispatchKey key, bool host);
+  Policy policy_for(const c10::OperatorHandle& op, c10::DispatchKey key, bool host) {
+    const auto overruled = forced.load(std::memory_order_relaxed);
+    if (C10_UNLIKELY(overruled != Policy::unknown)) return overruled;
+    const auto known = policy[host ? 0 : 1].load(std::memory_order_relaxed);
+    return C10_LIKELY(known != Policy::unknown) ? known : decide(op, key, host);
+  }
+
+ private:
+  Policy decide(const c10::OperatorHandle& op, c10::DispatchKey key, bool host);
 };
 
 // Entry of any operator, made on first request.

@@ -29,7 +29,10 @@ void native_or(const c10::OperatorHandle& op, torch::jit::Stack* stack, Composit
   ensure_ready();
   const auto& entry = op_entry(op);
   const auto base = stack->size() - entry.arguments;
-  const auto& native = native_device_of((*stack)[base].isTensor() ? (*stack)[base].toTensor() : (*stack)[base + 2].toTensor());
+  // The gradients that come first in a backward may be undefined; the third argument always is a tensor.
+  const auto& first = (*stack)[base];
+  const auto& native =
+      native_device_of(first.isTensor() && first.toTensor().defined() ? first.toTensor() : (*stack)[base + 2].toTensor());
   if (op.hasKernelForDispatchKey(native.dense)) {
     accel_entry(op, op_entry(op), c10::DispatchKey::Dense, stack);
     return;

@@ -113,7 +113,19 @@ void record_stream(Tensor& self, c10::Stream stream) {
   device_allocator()->recordStream(self.storage().data_ptr(), stream);
 }
 
+// What `parameter.data = other` and Module.to ask before they let a tensor take over another's insides. Torch's own
+// answer knows a list of device types; any two plain tensors fit, wherever they live.
+bool has_compatible_shallow_copy_type(const Tensor& self, const Tensor& from) {
+  const auto kind = [](const Tensor& tensor) {
+    const auto keys = tensor.key_set();
+    return std::tuple(tensor.layout(), keys.has(c10::DispatchKey::Quantized), keys.has(c10::DispatchKey::NestedTensor),
+                      tensor.unsafeGetTensorImpl()->has_storage());
+  };
+  return kind(self) == kind(from);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("view", at::native::view);
