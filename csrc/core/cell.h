@@ -6,7 +6,8 @@
 //     destroy(), and only rebind() may change either.
 //   * State says who answers for the value. Only `native` exists on the native route (the owner is another device's
 //     storage); the graph route adds device buffers and values that are still on a tape.
-//   * `spare` is a translation of the cell's tensor left over from the last call, for the next one to reuse, or null. Who
+//   * `spare` is a translation of the cell's tensor left over from the last call, for the next one to reuse, or null.
+//   Who
 //     takes it (exchange with null) owns it until it is put back.
 // Who may call: csrc/torch/device.cpp, which maps between storages and cells; csrc/torch/call.cpp for `spare`.
 #pragma once

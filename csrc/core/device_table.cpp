@@ -47,7 +47,8 @@ const std::vector<DeviceEntry>& DeviceTable::entries() {
 void DeviceTable::initialize() {
   if (bad_fork_) {
     throw std::runtime_error(
-        "torch_accel: device: expected use in the process that initialised it, got a forked subprocess (use the 'spawn' "
+        "torch_accel: device: expected use in the process that initialised it, got a forked subprocess (use the "
+        "'spawn' "
         "start method, or fork before the first use of the device)");
   }
   entries();

@@ -1,9 +1,10 @@
 // Scaled dot product attention: which implementation, asked of the native key.
 //
-// Torch picks the implementation by device type above the dispatcher. For accel the choice is the native key's own, with
-// one difference: torch sends "flash" on a device that is not CUDA's to the operator named ..._flash_attention_for_cpu. Over a
-// device key that operator therefore carries the device's flash kernel (without dropout and with a head size that needs no
-// padding; the other cases take the memory-efficient kernel, or plain maths).
+// Torch picks the implementation by device type above the dispatcher. For accel the choice is the native key's own,
+// with one difference: torch sends "flash" on a device that is not CUDA's to the operator named
+// ..._flash_attention_for_cpu. Over a device key that operator therefore carries the device's flash kernel (without
+// dropout and with a head size that needs no padding; the other cases take the memory-efficient kernel, or plain
+// maths).
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
@@ -27,9 +28,8 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
                          double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   ensure_ready();
   const auto& native = native_device_of(query);
-  const bool grad = at::GradMode::is_enabled() &&
-                    (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
-                     (mask && mask->requires_grad()));
+  const bool grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
+                                                   value.requires_grad() || (mask && mask->requires_grad()));
   // The native choice looks at requires_grad, which an alias does not carry.
   const auto ask = [&](const Tensor& tensor) {
     Tensor out = at::empty({0}, at::TensorOptions().device(native.device).dtype(tensor.dtype()));
@@ -39,8 +39,8 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
     return out;
   };
   const auto chosen = static_cast<SDPBackend>(
-      at::_fused_sdp_choice(ask(query), ask(key), ask(value), mask ? std::make_optional(ask(*mask)) : std::nullopt, dropout,
-                            is_causal, scale, enable_gqa));
+      at::_fused_sdp_choice(ask(query), ask(key), ask(value), mask ? std::make_optional(ask(*mask)) : std::nullopt,
+                            dropout, is_causal, scale, enable_gqa));
   if (native.host || chosen != SDPBackend::flash_attention) return static_cast<int64_t>(chosen);
   if (dropout == 0.0 && query.size(-1) % 8 == 0 && !(mask && mask->defined())) return static_cast<int64_t>(chosen);
   const bool efficient = at::globalContext().userEnabledMemEfficientSDP() && !enable_gqa;
@@ -64,8 +64,9 @@ void flash(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack
   auto& entry = op_entry(op);
   if (on_host(*stack, entry)) return accel_entry(op, entry, c10::DispatchKey::Dense, stack);
   const auto a = arguments(stack, entry);
-  auto out = at::_scaled_dot_product_flash_attention(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toDouble(),
-                                                     a[4].toBool(), /*return_debug_mask=*/false, a[6].toOptional<double>());
+  auto out =
+      at::_scaled_dot_product_flash_attention(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toDouble(),
+                                              a[4].toBool(), /*return_debug_mask=*/false, a[6].toOptional<double>());
   torch::jit::push(*stack, std::get<0>(out), std::get<1>(out));
 }
 

@@ -1,5 +1,5 @@
-// Autocast for accel, one boxed kernel per policy over torch's own operator lists (ATen/autocast_mode.h), so a list that
-// changes with torch changes here too.
+// Autocast for accel, one boxed kernel per policy over torch's own operator lists (ATen/autocast_mode.h), so a list
+// that changes with torch changes here too.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/stack.h>
 #include <torch/library.h>
@@ -57,9 +57,8 @@ struct Kernel final : c10::OperatorKernel {
       case Cast::promote: {
         auto to = at::autocast::get_lower_precision_fp_from_device_type(kAccel);
         for (size_t i = 0; i < args.size(); ++i) {
-          for_each_tensor(first[i], [&](const at::Tensor& tensor) {
-            to = at::autocast::prioritize(to, tensor, kAccel);
-          });
+          for_each_tensor(first[i],
+                          [&](const at::Tensor& tensor) { to = at::autocast::prioritize(to, tensor, kAccel); });
         }
         cast_all(first, args.size(), to);
         break;
@@ -111,10 +110,12 @@ void bind(torch::Library& m, const Name (&names)[n], Cast policy) {
   }
 }
 
-at::Tensor binary_cross_entropy_refused(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t) {
-  TORCH_CHECK(false,
-              "torch_accel: binary_cross_entropy: expected float32 outside autocast, got a call under autocast, where it is "
-              "unsafe (use binary_cross_entropy_with_logits, or leave autocast for it)");
+at::Tensor binary_cross_entropy_refused(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                        int64_t) {
+  TORCH_CHECK(
+      false,
+      "torch_accel: binary_cross_entropy: expected float32 outside autocast, got a call under autocast, where it is "
+      "unsafe (use binary_cross_entropy_with_logits, or leave autocast for it)");
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ at::Tensor make_compressed(DispatchKey key, const at::Tensor& like, const at::Te
 bool is_coo(const at::Tensor& tensor) { return tensor.layout() == c10::kSparse; }
 bool is_compressed(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::SparseCsr); }
 
-// Kernels that draw random numbers but take no generator use the native device's default one: lend it the state of ours.
+// Kernels that draw random numbers but take no generator use the native device's default one: lend it the state of
+// ours.
 class LendDefaultGenerator {
  public:
   LendDefaultGenerator(const NativeDevice& native, c10::DeviceIndex index)
@@ -220,8 +221,9 @@ bool Call::locate(const IValue& value) {
 }
 
 void Call::fail_device(const at::Tensor& tensor, const ArgSlot& slot) const {
-  TORCH_CHECK(located_ || adopts_device_, "Expected a '", tensor.device().type(), "' device type for generator but found 'accel' (torch_accel: ",
-              entry_.name, ": make the generator for the tensor's device)");
+  TORCH_CHECK(located_ || adopts_device_, "Expected a '", tensor.device().type(),
+              "' device type for generator but found 'accel' (torch_accel: ", entry_.name,
+              ": make the generator for the tensor's device)");
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
               c10::Device(kAccel, device_), " and ", tensor.device(), "! (torch_accel: when checking argument ",
               op_.schema().arguments()[slot.index].name(), " of ", entry_.name, ")");
@@ -353,8 +355,9 @@ at::Tensor Call::alias_components(at::Tensor tensor, const NativeDevice& native,
     out = make_compressed(native.sparse_csr, tensor, alias(from.compressed_indices(), false),
                           alias(from.plain_indices(), false), alias(from.values(), false));
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name, ": expected a strided or sparse tensor, got layout ",
-                                tensor.layout(), " (convert it on the CPU)");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name,
+                                ": expected a strided or sparse tensor, got layout ", tensor.layout(),
+                                " (convert it on the CPU)");
   }
   pairs_.push_back({std::move(tensor), out, nullptr, nullptr, written, false});
   return out;
@@ -419,18 +422,18 @@ at::Tensor Call::adopt(at::Tensor result) {
       return make_compressed(DispatchKey::SparseCsrPrivateUse1, result, leave(from.compressed_indices()),
                              leave(from.plain_indices()), leave(from.values()));
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name, ": expected a strided or sparse result, got layout ",
-                                result.layout(), " (run the operator on the CPU)");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "torch_accel: ", entry_.name,
+                                ": expected a strided or sparse result, got layout ", result.layout(),
+                                " (run the operator on the CPU)");
   }
   if (C10_UNLIKELY(result.use_count() != 1 || (impl->is_inference() && !c10::InferenceMode::is_enabled()))) {
     // The kernel keeps it, or it is a view of an alias and lacks what a tensor of the user's has: make another.
     if (is_nested(result)) {
       return make_nested(DispatchKey::NestedTensorPrivateUse1, result, adopt_storage(result.storage()));
     }
-    auto fresh = c10::make_intrusive<c10::TensorImpl>(adopt_storage(result.storage()),
-                                                      DispatchKeySet(DispatchKey::PrivateUse1) |
-                                                          (impl->key_set() & kZeroTensor),
-                                                      result.dtype());
+    auto fresh = c10::make_intrusive<c10::TensorImpl>(
+        adopt_storage(result.storage()), DispatchKeySet(DispatchKey::PrivateUse1) | (impl->key_set() & kZeroTensor),
+        result.dtype());
     copy_metadata(*impl, *fresh);
     fresh->set_allow_tensor_metadata_change(true);
     return at::Tensor(std::move(fresh));
@@ -487,6 +490,8 @@ void Call::write_back(Pair& pair) {
     sync_storage(original.storage());
   }
   if (C10_UNLIKELY(is_nested(original))) return;
+  if (C10_UNLIKELY(written.is_conj() != original.is_conj())) impl->_set_conj(written.is_conj());
+  if (C10_UNLIKELY(written.is_neg() != original.is_neg())) impl->_set_neg(written.is_neg());
   if (C10_UNLIKELY(written.sizes() != original.sizes() || written.strides() != original.strides() ||
                    written.storage_offset() != original.storage_offset())) {
     impl->set_sizes_and_strides(written.sizes(), written.strides(), written.storage_offset());

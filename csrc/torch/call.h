@@ -6,7 +6,8 @@
 //   copy   the CPU fallback: every accel tensor is copied to the CPU, results and written arguments are copied back.
 //
 // Invariants
-//   * An alias shares the native storage and has the sizes, strides, offset, dtype and conj/neg bits of its original; it
+//   * An alias shares the native storage and has the sizes, strides, offset, dtype and conj/neg bits of its original;
+//   it
 //     carries no autograd, autocast or version state, which were dealt with above this key. The same holds for sparse,
 //     nested and quantized tensors through their components.
 //   * A returned alias comes back as the very tensor it stands for; a result over the storage of an argument comes back
@@ -38,7 +39,7 @@ class Call {
   c10::DeviceIndex device() const { return device_; }
   // Translates the arguments on the stack. Throws RuntimeError when they lie on different devices.
   void enter(Mode mode);
-  void leave();           // translates the results on the stack, writes arguments back
+  void leave();  // translates the results on the stack, writes arguments back
   size_t copied_bytes() const { return copied_; }
 
  private:
@@ -74,7 +75,7 @@ class Call {
   const NativeDevice* target_ = nullptr;  // where results live: differs from native_ only for copies between devices
   c10::DeviceIndex device_ = -1, target_device_ = -1;
   Mode mode_ = Mode::alias;
-  bool adopts_ = true;  // false when the caller asked for results on another device type
+  bool adopts_ = true;          // false when the caller asked for results on another device type
   bool located_ = false;        // an operand is on accel
   bool adopts_device_ = false;  // an accel device was asked for
   bool left_ = false;
@@ -85,7 +86,8 @@ class Call {
 
 // The boxed kernel behind every bound operator, and the seam between the routes. `functionality` is Dense, Sparse,
 // SparseCsr or Quantized: the kind of accel key that the operator came in on.
-void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, c10::DispatchKey functionality, torch::jit::Stack* stack);
+void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, c10::DispatchKey functionality,
+                 torch::jit::Stack* stack);
 
 // Alias of a dense tensor outside a call, for code that asks a native implementation a question.
 at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native);

@@ -17,7 +17,8 @@ NativeDevice native_devices[kMaxDevices];
 namespace {
 
 std::once_flag natives_built;
-// The extension is loaded late, but these few bytes fit the loader's reserve for that, and reading them is one instruction.
+// The extension is loaded late, but these few bytes fit the loader's reserve for that, and reading them is one
+// instruction.
 __attribute__((tls_model("initial-exec"))) thread_local c10::DeviceIndex current = 0;
 
 NativeDevice make_native(const DeviceEntry& entry) {
@@ -55,17 +56,17 @@ c10::DataPtr cell_data_ptr(c10::Storage native, c10::DeviceIndex index) {
 c10::Storage empty_native(const NativeDevice& native, size_t bytes) {
   auto* allocator = native_allocator(native);
   if (native.host) {
-    return c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)), allocator->allocate(bytes),
-        allocator, /*resizable=*/true);
+    return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                 c10::SymInt(static_cast<int64_t>(bytes)), allocator->allocate(bytes),
+                                                 allocator, /*resizable=*/true);
   }
   const auto* guard = c10::impl::getDeviceGuardImpl(native.device.type());
   const auto before = guard->exchangeDevice(native.device);
   auto data = allocator->allocate(bytes);
   guard->uncheckedSetDevice(before);
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(bytes)), std::move(data), allocator,
-      /*resizable=*/true);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                               c10::SymInt(static_cast<int64_t>(bytes)), std::move(data), allocator,
+                                               /*resizable=*/true);
 }
 
 // Statistics come from the cells where the native device has none of its own (the CPU).

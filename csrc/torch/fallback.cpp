@@ -30,8 +30,8 @@ void fall_back(const c10::OperatorHandle& op, OpEntry& entry, Call& call, torch:
   call.leave();
   const bool first = Counters::instance().add_fallback(entry.name, call.copied_bytes(), source);
   if (first && policy == Fallback::warn) {
-    TORCH_WARN("torch_accel: ", entry.name, " has no kernel on backend ", call.native().backend,
-               " and ran on the CPU", source.empty() ? "" : " at ", source,
+    TORCH_WARN("torch_accel: ", entry.name, " has no kernel on backend ", call.native().backend, " and ran on the CPU",
+               source.empty() ? "" : " at ", source,
                " (reported once per operator; see torch_accel.counters() and torch_accel.fallback())");
   }
 }

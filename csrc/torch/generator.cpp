@@ -29,9 +29,12 @@ class AccelGenerator final : public c10::GeneratorImpl {
   uint64_t current_seed() const override { return native.current_seed(); }
   uint64_t seed() override { return native.unsafeGetGeneratorImpl()->seed(); }
   void set_state(const c10::TensorImpl& state) override { native.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return native.unsafeGetGeneratorImpl()->get_state(); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return native.unsafeGetGeneratorImpl()->get_state();
+  }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
-    native.unsafeGetGeneratorImpl()->graphsafe_set_state(static_cast<AccelGenerator*>(state.get())->native.getIntrusivePtr());
+    native.unsafeGetGeneratorImpl()->graphsafe_set_state(
+        static_cast<AccelGenerator*>(state.get())->native.getIntrusivePtr());
   }
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
     return c10::make_intrusive<AccelGenerator>(device().index(),

@@ -1,7 +1,8 @@
 // Random number generators of accel devices.
 //
 // Invariant: an accel generator wraps a generator of the native device and forwards to it; kernels are handed the
-// wrapped one (native_generator), never the wrapper, so that a re-dispatched operator cannot come back to the accel key.
+// wrapped one (native_generator), never the wrapper, so that a re-dispatched operator cannot come back to the accel
+// key.
 #pragma once
 
 #include <ATen/core/Generator.h>

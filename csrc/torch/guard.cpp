@@ -1,7 +1,7 @@
 // Device guard, streams, events, hooks and the pinned-memory allocator: what torch asks of a device outside operators.
 //
-// Invariant: an accel stream has the id of the native stream it stands for, so a stream of a CUDA device *is* CUDA's and
-// is kept across the route. On a host device work is synchronous: streams are ids, events are time stamps.
+// Invariant: an accel stream has the id of the native stream it stands for, so a stream of a CUDA device *is* CUDA's
+// and is kept across the route. On a host device work is synchronous: streams are ids, events are time stamps.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -75,7 +75,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getNewStream(Device device, int priority) const override {
     const auto index = with_index(device).index();
     const auto& native = native_device(index);
-    return to_accel(index, native.host ? next_host_stream++ : impl_of(native)->getNewStream(native.device, priority).id());
+    return to_accel(index,
+                    native.host ? next_host_stream++ : impl_of(native)->getNewStream(native.device, priority).id());
   }
   Stream exchangeStream(Stream stream) const override {
     const auto index = stream.device_index();
@@ -118,8 +119,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** handle, const Stream& stream, const DeviceIndex index, const c10::EventFlag flag) const override {
     const auto device = stream.device_index();
-    TORCH_CHECK(index == -1 || index == device, "torch_accel: Event.record: expected a stream of accel:",
-                static_cast<int>(index), ", got one of accel:", static_cast<int>(device));
+    TORCH_CHECK(index == -1 || index == device,
+                "torch_accel: Event.record: expected a stream of accel:", static_cast<int>(index),
+                ", got one of accel:", static_cast<int>(device));
     if (*handle == nullptr) *handle = new Event{device};
     auto* event = static_cast<Event*>(*handle);
     const auto& native = native_device(device);
@@ -199,8 +201,7 @@ class PinnedAllocator final : public at::HostAllocator {
 
   bool record_event(void* ptr, void* ctx, c10::Stream stream) override {
     auto* native = native_host();
-    return native == nullptr ||
-           native->record_event(ptr, ctx, to_native(native_device(stream.device_index()), stream));
+    return native == nullptr || native->record_event(ptr, ctx, to_native(native_device(stream.device_index()), stream));
   }
   void empty_cache() override {
     if (auto* native = native_host()) native->empty_cache();

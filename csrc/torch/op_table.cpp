@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "torch/device.h"
 #include "torch/call.h"
+#include "torch/device.h"
 
 namespace accel {
 namespace {
@@ -26,10 +26,11 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 bool host_argument(string_view op, string_view argument) {
   if (one_of(argument, {"lengths", "input_lengths", "target_lengths", "batch_sizes"})) return true;
   if (one_of(argument, {"nested_size", "nested_strides", "offsets"})) return op.starts_with("aten::_nested_");
+  if (argument == "qtensor") return true;  // a template for the quantiser only
   if (argument == "scalars") return op.starts_with("aten::_foreach_");
-  return argument == "indices" && one_of(op, {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index",
-                                              "aten::_unsafe_index_put", "aten::_index_put_impl_",
-                                              "aten::_index_put_impl"});
+  return argument == "indices" &&
+         one_of(op, {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index",
+                     "aten::_unsafe_index_put", "aten::_index_put_impl_", "aten::_index_put_impl"});
 }
 
 // Operators whose composite kernel is right as it is, although they are not views.
@@ -37,10 +38,11 @@ bool host_argument(string_view op, string_view argument) {
 //   _lazy_clone             would make the *native* storage copy-on-write behind the cell's back: structural.cpp copies
 //   resize, resize_as_      end in resize_, which is structural
 //   _unsafe_view, ...       views in all but their schema
+//   as_strided_scatter      asks whether its argument requires a gradient, which an alias never does
 bool keep_composite(string_view op) {
   return one_of(op, {"aten::is_pinned", "aten::_pin_memory", "aten::resize", "aten::resize_as", "aten::resize_as_",
                      "aten::_has_same_storage_numel", "aten::detach_", "aten::lift", "aten::_unsafe_view",
-                     "aten::unsafe_split", "aten::unsafe_split_with_sizes"});
+                     "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::as_strided_scatter"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -57,8 +59,7 @@ bool has_composite(const c10::OperatorHandle& op) {
 bool wants_kernel(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;  // structural.cpp and its like
   // A few composite operators have a kernel of their own as well, which a native device takes.
-  const bool own_kernel =
-      op.hasKernelForDispatchKey(DispatchKey::CPU) || op.hasKernelForDispatchKey(DispatchKey::CUDA);
+  const bool own_kernel = op.hasKernelForDispatchKey(DispatchKey::CPU) || op.hasKernelForDispatchKey(DispatchKey::CUDA);
   if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return own_kernel;
   if (!has_composite(op)) return true;
   const auto& schema = op.schema();
@@ -71,8 +72,8 @@ bool wants_kernel(const c10::OperatorHandle& op) {
 std::optional<ArgSlot::Kind> slot_kind(const c10::Argument& argument) {
   using Kind = ArgSlot::Kind;
   const auto& type = argument.type();
-  const auto inner = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType()
-                                                                  : type;
+  const auto inner =
+      type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType() : type;
   switch (inner->kind()) {
     case c10::TypeKind::TensorType:
       return Kind::tensor;
@@ -176,8 +177,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) {
   }
   seeded = op.hasTag(at::Tag::nondeterministic_seeded) && !generator;
   if (one_of(schema.name(), {"aten::_pack_padded_sequence"})) host_returns = 1 << 1;  // batch_sizes
-  if (one_of(schema.name(), {"aten::_nested_tensor_size", "aten::_nested_tensor_strides",
-                             "aten::_nested_tensor_storage_offsets"})) {
+  if (one_of(schema.name(),
+             {"aten::_nested_tensor_size", "aten::_nested_tensor_strides", "aten::_nested_tensor_storage_offsets"})) {
     host_returns = 1 << 0;
   }
 }
@@ -211,7 +212,10 @@ void bind_operators() {
     if (!op) continue;
     if (wants_kernel(*op)) bind(name, DispatchKey::PrivateUse1, DispatchKey::Dense);
     const auto bind_as = [&](DispatchKey accel, DispatchKey cpu, DispatchKey cuda, DispatchKey functionality) {
-      if (op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda)) bind(name, accel, functionality);
+      // The composite copy_ of quantized tensors ends in _copy_from, which knows strided ones only.
+      const bool copy = name.name == "aten::copy_" && functionality == DispatchKey::Quantized;
+      if (copy || op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda))
+        bind(name, accel, functionality);
     };
     bind_as(DispatchKey::SparsePrivateUse1, DispatchKey::SparseCPU, DispatchKey::SparseCUDA, DispatchKey::Sparse);
     bind_as(DispatchKey::SparseCsrPrivateUse1, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA,

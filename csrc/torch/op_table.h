@@ -20,7 +20,7 @@ enum class Policy : uint8_t { unknown, native, fallback, missing };
 
 struct ArgSlot {
   enum class Kind : uint8_t { tensor, tensor_list, optional_tensor_list, generator, device, stream, pin_memory };
-  uint16_t index;        // position among the arguments
+  uint16_t index;  // position among the arguments
   Kind kind;
   bool written = false;  // the operator writes it
   bool host_ok = false;  // a CPU tensor of any size is legal here beside device tensors (indices, lengths)
@@ -32,13 +32,13 @@ struct OpEntry {
   std::string name;  // "aten::add.Tensor"
   c10::SmallVector<ArgSlot, 8> slots;
   uint16_t arguments, returns;
-  bool writes = false;         // some slot is written
-  bool crosses = false;        // a copy between devices: operands may be anywhere
-  bool seeded = false;         // draws random numbers and takes no generator
-  bool view = false;           // result aliases an argument
-  bool reuses = false;         // its aliases may be kept for the next call
-  int16_t device_slot = -1;    // position of the device argument
-  uint8_t host_returns = 0;    // bit per return that is a CPU tensor on every device
+  bool writes = false;       // some slot is written
+  bool crosses = false;      // a copy between devices: operands may be anywhere
+  bool seeded = false;       // draws random numbers and takes no generator
+  bool view = false;         // result aliases an argument
+  bool reuses = false;       // its aliases may be kept for the next call
+  int16_t device_slot = -1;  // position of the device argument
+  uint8_t host_returns = 0;  // bit per return that is a CPU tensor on every device
   std::atomic<Policy> forced{Policy::unknown};
   std::atomic<Policy> policy[2] = {Policy::unknown, Policy::unknown};  // on the host key, on a device key
 

@@ -94,8 +94,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("current_device", [] { return static_cast<int>(current_device()); });
   m.def("set_device", [](int index) { exchange_device(device(index).index()); });
   m.def("exchange_device", [](int index) { return static_cast<int>(exchange_device(device(index).index())); });
-  m.def("synchronize", [](int index) { guard().synchronizeDevice(device(index).index()); },
-        py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "synchronize", [](int index) { guard().synchronizeDevice(device(index).index()); },
+      py::call_guard<py::gil_scoped_release>());
   m.def("initialize", &first_use);
   m.def("is_initialized", [] { return DeviceTable::instance().ready(); });
   m.def("is_bad_fork", [] { return DeviceTable::instance().bad_fork(); });
@@ -105,7 +106,8 @@ PYBIND11_MODULE(_C, m) {
         THPGenerator_Wrap(default_generator(static_cast<c10::DeviceIndex>(index))));
   });
   m.def("default_stream", [](int index) { return triple(guard().getDefaultStream(device(index))); });
-  m.def("stream_from_pool", [](int index, int priority) { return triple(guard().getNewStream(device(index), priority)); });
+  m.def("stream_from_pool",
+        [](int index, int priority) { return triple(guard().getNewStream(device(index), priority)); });
 
   m.def("set_fallback", [](const std::string& policy) { set_fallback_policy(parse_policy(policy)); });
   m.def("set_fallback_thread", [](const std::optional<std::string>& policy) {

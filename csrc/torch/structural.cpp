@@ -27,8 +27,8 @@ using at::Tensor;
 constexpr c10::DispatchKeySet kDense(c10::DispatchKey::PrivateUse1);
 
 void check_factory(const char* op, std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK(layout.value_or(c10::kStrided) == c10::kStrided, "torch_accel: ", op, ": expected layout torch.strided, got ",
-              *layout);
+  TORCH_CHECK(layout.value_or(c10::kStrided) == c10::kStrided, "torch_accel: ", op,
+              ": expected layout torch.strided, got ", *layout);
   TORCH_CHECK(!pin_memory.value_or(false), "torch_accel: ", op,
               ": expected pin_memory=False, got True: only dense CPU tensors can be pinned");
 }
@@ -60,15 +60,16 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::Sca
 }
 
 void check_same_device(const char* op, const Tensor& self, c10::Device source) {
-  TORCH_CHECK(self.device() == source, "torch_accel: ", op, ": expected a source on ", self.device(), ", got one on ", source,
-              " (a tensor cannot take over storage of another device)");
+  TORCH_CHECK(self.device() == source, "torch_accel: ", op, ": expected a source on ", self.device(), ", got one on ",
+              source, " (a tensor cannot take over storage of another device)");
 }
 
 Tensor& set_storage_offset_(Tensor& self, c10::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
   check_same_device("aten::set_", self, source.device());
   at::native::checkSetStorage(self, source, offset, size, stride);
   self.unsafeGetTensorImpl()->set_storage_offset(offset);
-  at::native::resize_impl_cpu_(self.unsafeGetTensorImpl(), size, stride.data() ? std::make_optional(stride) : std::nullopt,
+  at::native::resize_impl_cpu_(self.unsafeGetTensorImpl(), size,
+                               stride.data() ? std::make_optional(stride) : std::nullopt,
                                /*resize_storage=*/false);
   const size_t needed =
       at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.itemsize(), static_cast<size_t>(offset));
@@ -87,9 +88,9 @@ Tensor& set_storage_(Tensor& self, c10::Storage source) {
 
 Tensor& set_tensor_(Tensor& self, const Tensor& source) {
   check_same_device("aten::set_", self, source.device());
-  return self.is_same(source) ? self
-                              : set_storage_offset_(self, source.storage(), source.storage_offset(), source.sizes(),
-                                                    source.strides());
+  return self.is_same(source)
+             ? self
+             : set_storage_offset_(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
 Tensor& set_nothing_(Tensor& self) {
