@@ -5,6 +5,7 @@ module: a problem is kept as one message, which torch.accel raises at the first 
 nothing here opens a device, prints, or imports anything heavy.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -58,6 +59,7 @@ def _register() -> None:
     torch.utils.rename_privateuse1_backend("accel")
     torch._register_device_module("accel", accel)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _teach_dlpack()
 
     if accel._extension is not None:
         accel._extension.set_resolver(_resolve)
@@ -66,6 +68,23 @@ def _register() -> None:
             accel._extension.set_fallback(config.get("fallback"))
         except ValueError as error:
             accel._problem = str(error)
+
+
+def _teach_dlpack() -> None:
+    """The one method of torch's that is replaced.
+
+    COMPAT(every torch so far): Tensor.__dlpack_device__ looks for the device type "privateuse1", which no device has once
+    it is named, so torch.from_dlpack(tensor) would raise. Remove when torch compares with the backend's name.
+    """
+    original = torch.Tensor.__dlpack_device__
+
+    @functools.wraps(original)
+    def __dlpack_device__(self: torch.Tensor) -> tuple:
+        if self.device.type != "accel":
+            return original(self)
+        return torch.utils.dlpack.DLDeviceType.kDLExtDev, self.device.index
+
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
 
 
 def _build_problem() -> str | None:

@@ -33,7 +33,7 @@ WARMUP_STEPS = 20
 PEAK_LR = 3e-3
 SAMPLE_BYTES = 240
 
-# Where other kernels run, float32 rounding differs, and training amplifies it: so only early steps are compared closely.
+# Where other kernels run, float32 rounding differs, and training amplifies it: only early steps are compared closely.
 EARLY_STEPS = 100
 EARLY_TOLERANCE = 2e-3
 LAST_TOLERANCE = 0.01
@@ -89,12 +89,13 @@ class GPT(nn.Module):
         self.sizes = sizes
         self.token = nn.Embedding(sizes.vocabulary, sizes.width)
         self.position = nn.Embedding(sizes.context, sizes.width)
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        blocks = [Block(sizes) for _ in range(sizes.layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(sizes.width)
         self.logits = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.logits.weight = self.token.weight
         self.apply(self._init)
-        for block in self.blocks:
+        for block in blocks:
             # Each layer adds two terms to the residual stream; its variance shall not grow with the depth.
             for layer in (block.attention_out, block.mlp_out):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * sizes.layers))
@@ -146,7 +147,7 @@ class Trainer:
         self.device = device
         self.losses: list[float] = []
         self.seconds: list[float] = []
-        # foreach is stated because its default depends on the device type, and the two forms round differently.
+        # foreach is stated here and below: its default depends on the device type, and the two forms round differently.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK_LR, weight_decay=0.1, foreach=True)
 
     def step(self, batch: torch.Tensor, lr: float) -> None:
@@ -159,7 +160,7 @@ class Trainer:
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         self.optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.optimizer.step()
         self.losses.append(loss.item())
         self.seconds.append(time.perf_counter() - start)

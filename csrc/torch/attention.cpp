@@ -28,16 +28,7 @@ int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& v
                          double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   ensure_ready();
   const auto& native = native_device_of(query);
-  const bool grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() ||
-                                                   value.requires_grad() || (mask && mask->requires_grad()));
-  // The native choice looks at requires_grad, which an alias does not carry.
-  const auto ask = [&](const Tensor& tensor) {
-    Tensor out = at::empty({0}, at::TensorOptions().device(native.device).dtype(tensor.dtype()));
-    out.unsafeGetTensorImpl()->set_storage_keep_dtype(native_storage(tensor.storage()));
-    out.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-    if (grad && tensor.requires_grad()) out.set_requires_grad(true);
-    return out;
-  };
+  const auto ask = [&](const Tensor& tensor) { return alias_dense(tensor, native); };
   const auto chosen = static_cast<SDPBackend>(
       at::_fused_sdp_choice(ask(query), ask(key), ask(value), mask ? std::make_optional(ask(*mask)) : std::nullopt,
                             dropout, is_causal, scale, enable_gqa));

@@ -44,6 +44,14 @@ const DispatchKeySet kSpecial({DispatchKey::Quantized, DispatchKey::NestedTensor
 
 bool is_nested(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::NestedTensor); }
 
+// Kernels below autograd may ask whether a gradient is wanted.
+void copy_requires_grad(const c10::TensorImpl& from, c10::TensorImpl& to) {
+  if (C10_LIKELY(!from.requires_grad())) return;
+  auto meta = c10::impl::GetAutogradMetaFactory()->make();
+  meta->set_requires_grad(true, &to);
+  to.set_autograd_meta(std::move(meta));
+}
+
 // Metadata that a strided alias takes over; `impl` has the storage already.
 void copy_metadata(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to.set_sizes_and_strides(from.sizes(), from.strides(), from.storage_offset());
@@ -69,7 +77,7 @@ bool same_metadata(const c10::TensorImpl& a, const c10::TensorImpl& b) {
   const auto marked = a.key_set() | b.key_set();
   return a.dtype() == b.dtype() && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
          a.strides() == b.strides() && !marked.has_any(kMathBits) && !a.is_wrapped_number() &&
-         a.allow_tensor_metadata_change() == b.allow_tensor_metadata_change();
+         a.requires_grad() == b.requires_grad() && a.allow_tensor_metadata_change() == b.allow_tensor_metadata_change();
 }
 
 at::Tensor dense_alias(const at::Tensor& tensor, c10::Storage storage, const NativeDevice& native) {
@@ -85,6 +93,7 @@ at::Tensor dense_alias(const at::Tensor& tensor, c10::Storage storage, const Nat
     impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, tensor.dtype());
   }
   copy_metadata(from, *impl);
+  copy_requires_grad(from, *impl);
   return at::Tensor(std::move(impl));
 }
 
@@ -359,6 +368,7 @@ at::Tensor Call::alias_components(at::Tensor tensor, const NativeDevice& native,
                                 ": expected a strided or sparse tensor, got layout ", tensor.layout(),
                                 " (convert it on the CPU)");
   }
+  copy_requires_grad(*tensor.unsafeGetTensorImpl(), *out.unsafeGetTensorImpl());
   pairs_.push_back({std::move(tensor), out, nullptr, nullptr, written, false});
   return out;
 }

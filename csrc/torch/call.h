@@ -6,10 +6,10 @@
 //   copy   the CPU fallback: every accel tensor is copied to the CPU, results and written arguments are copied back.
 //
 // Invariants
-//   * An alias shares the native storage and has the sizes, strides, offset, dtype and conj/neg bits of its original;
-//   it
-//     carries no autograd, autocast or version state, which were dealt with above this key. The same holds for sparse,
-//     nested and quantized tensors through their components.
+//   * An alias shares the native storage and has the sizes, strides, offset, dtype, conj/neg bits and requires_grad of
+//   its
+//     original; it carries no autograd, autocast or version state beyond that, which were dealt with above this key.
+//     The same holds for sparse, nested and quantized tensors through their components.
 //   * A returned alias comes back as the very tensor it stands for; a result over the storage of an argument comes back
 //     over that argument's accel storage; anything else gets a storage of its own.
 //   * Arguments that the schema marks as written show new sizes, strides and storage afterwards, also when the kernel

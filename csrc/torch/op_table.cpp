@@ -38,11 +38,10 @@ bool host_argument(string_view op, string_view argument) {
 //   _lazy_clone             would make the *native* storage copy-on-write behind the cell's back: structural.cpp copies
 //   resize, resize_as_      end in resize_, which is structural
 //   _unsafe_view, ...       views in all but their schema
-//   as_strided_scatter      asks whether its argument requires a gradient, which an alias never does
 bool keep_composite(string_view op) {
   return one_of(op, {"aten::is_pinned", "aten::_pin_memory", "aten::resize", "aten::resize_as", "aten::resize_as_",
                      "aten::_has_same_storage_numel", "aten::detach_", "aten::lift", "aten::_unsafe_view",
-                     "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::as_strided_scatter"});
+                     "aten::unsafe_split", "aten::unsafe_split_with_sizes"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
