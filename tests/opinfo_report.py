@@ -19,7 +19,7 @@ def pytest_terminal_summary(terminalreporter):
         return
     terminalreporter.section("operators against the native device, bit for bit")
     terminalreporter.write_line(
-        f"OpInfos: {opinfos}, excepted: {len(excepted)} ({100 * len(excepted) / opinfos:.1f} %); "
+        f"OpInfos: {opinfos}, of these excepted: {len(excepted)} ({100 * len(excepted) / opinfos:.1f} %); "
         + ", ".join(f"{name}: {count}" for name, count in counts.items())
     )
     for line in sorted(excepted):

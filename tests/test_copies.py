@@ -155,7 +155,10 @@ def test_large_copies(direction):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             shape = view(host).shape
             reverse = tuple(range(len(shape)))[::-1]
-            for target_like in (lambda t: t, lambda t, reverse=reverse: t.permute(reverse).contiguous().permute(reverse)):
+            for target_like in (
+                lambda t: t,
+                lambda t, reverse=reverse: t.permute(reverse).contiguous().permute(reverse),
+            ):
                 target = target_like(torch.full(shape, -1, dtype=dtype, device=to_device))
                 wanted = target_like(torch.full(shape, -1, dtype=dtype))
                 assert torch.equal(bits(target.copy_(view(source))), bits(wanted.copy_(view(host))))
@@ -308,7 +311,9 @@ def test_moving_where_it_already_is_gives_the_same_object():
     assert torch_accel.counters()["copies"]["host_to_device"]["count"] == 0
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last, torch.preserve_format], ids=str)
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last, torch.preserve_format], ids=str
+)
 def test_memory_formats(memory_format):
     shape = (2, 3, 4, 5)
     for source in (
@@ -321,7 +326,9 @@ def test_memory_formats(memory_format):
         wanted = source.to(memory_format=memory_format, copy=True)
         same(source.to(DEVICE, memory_format=memory_format), wanted)
         same(there.to("cpu", memory_format=memory_format), source.to("cpu").to(memory_format=memory_format, copy=True))
-        same(there.to(torch.float64, memory_format=memory_format), source.to(torch.float64, memory_format=memory_format))
+        same(
+            there.to(torch.float64, memory_format=memory_format), source.to(torch.float64, memory_format=memory_format)
+        )
         same(there.clone(memory_format=memory_format), there.cpu().clone(memory_format=memory_format))
         same(source.accel(memory_format=memory_format), wanted)
         target = torch.empty(shape, device=DEVICE).to(memory_format=torch.channels_last)
@@ -553,7 +560,10 @@ def test_quantized_tensors_move():
 
 
 def test_foreach_copy():
-    for sources in ([torch.ones(3), torch.arange(4.0)], [torch.ones(3, device=DEVICE), torch.arange(4.0, device=DEVICE)]):
+    for sources in (
+        [torch.ones(3), torch.arange(4.0)],
+        [torch.ones(3, device=DEVICE), torch.arange(4.0, device=DEVICE)],
+    ):
         targets = [torch.zeros(3, device=DEVICE), torch.zeros(8, device=DEVICE)[::2]]
         torch._foreach_copy_(targets, sources)
         assert [t.tolist() for t in targets] == [[1, 1, 1], [0, 1, 2, 3]]

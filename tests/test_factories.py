@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import reference
-from layouts import DEVICE, DTYPES, LAYOUTS, SMALL, agree, bits, both, both_raise, build, numbers, same
+from layouts import DEVICE, DTYPES, LAYOUTS, SMALL, agree, bits, both, both_raise, build, numbers
 
 import torch_accel
 
@@ -108,7 +108,15 @@ LIKE = {
     "randint_like low": lambda t, **k: torch.randint_like(t, 2, 9, **k),
 }
 
-NAMES = ["accel", "accel:0", 0, torch.device("accel"), torch.device("accel:0"), torch.device("accel", 0), torch.device(0)]
+NAMES = [
+    "accel",
+    "accel:0",
+    0,
+    torch.device("accel"),
+    torch.device("accel:0"),
+    torch.device("accel", 0),
+    torch.device(0),
+]
 
 
 @pytest.mark.smoke
@@ -128,15 +136,12 @@ def test_uninitialised_factory_gives_the_same_sizes_and_strides(name):
 
 @pytest.mark.parametrize("name", UNINITIALISED)
 def test_uninitialised_memory_is_filled_in_deterministic_mode(name):
-    if name == "Parameter" or name == "new":
-        function = UNINITIALISED["empty"]
-    else:
-        function = UNINITIALISED[name]
-    torch.use_deterministic_algorithms(True)
+    function = UNINITIALISED["empty"] if name == "Parameter" or name == "new" else UNINITIALISED[name]
+    torch.set_deterministic_debug_mode("error")
     try:
         result = function(DEVICE)
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
     assert result.isnan().all()
 
 
@@ -397,9 +402,7 @@ def test_sparse_layouts(layout):
     else:
         outer = [0, 1, 3] if layout == torch.sparse_csr else [0, 1, 2, 3]
         inner = [1, 0, 2] if layout == torch.sparse_csr else [1, 0, 1]
-        check(
-            lambda d: torch.sparse_compressed_tensor(outer, inner, [2.0, 3.0, 4.0], (2, 3), layout=layout, device=d)
-        )
+        check(lambda d: torch.sparse_compressed_tensor(outer, inner, [2.0, 3.0, 4.0], (2, 3), layout=layout, device=d))
 
 
 @pytest.mark.parametrize(

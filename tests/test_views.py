@@ -171,7 +171,9 @@ def test_base_writes_show_in_the_view(name):
         base = make(d)
         views = pieces(view(base))
         if base.dim():
-            base.untyped_storage().copy_(numbers(torch.uint8, base.untyped_storage().nbytes(), start=5).untyped_storage())
+            base.untyped_storage().copy_(
+                numbers(torch.uint8, base.untyped_storage().nbytes(), start=5).untyped_storage()
+            )
         else:
             base.fill_(77)
         base.mul_(2)
@@ -224,9 +226,7 @@ def test_views_and_bases_are_known_to_autograd(name):
     def run(d):
         base = make(d).clone().requires_grad_()
         views = pieces(view(base))
-        return [
-            (v._is_view(), v._base is base, v.requires_grad, type(v.grad_fn).__name__, v.is_leaf) for v in views
-        ]
+        return [(v._is_view(), v._base is base, v.requires_grad, type(v.grad_fn).__name__, v.is_leaf) for v in views]
 
     agree(run)
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch  # noqa: F401  (first: its own import may come back here through the entry point)
 
-from torch_accel import accel, config
-from torch_accel._autoload import _autoload
+from torch_accel import _autoload, accel, config
 
 __all__ = ["counters", "fallback", "reset_counters"]
 
-_autoload()
+_autoload._autoload()
 
 
 class fallback:

@@ -93,6 +93,10 @@ def _build_problem() -> str | None:
         built = importlib.import_module("torch_accel._build_info").TORCH_VERSION
     except ImportError:
         return f"torch_accel: extension torch_accel._C: expected a built package, got sources only ({_REBUILD})"
+    except Exception as error:  # a file that was not written to its end
+        return (
+            f"torch_accel: torch_accel._build_info: expected it to load, got {type(error).__name__}: {error} ({_REBUILD})"
+        )
     running = str(torch.__version__)
     if built.split(".")[:2] != running.split(".")[:2]:
         return (

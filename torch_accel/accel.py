@@ -3,9 +3,10 @@
 Nothing here touches a device before one is needed. `_lazy_init`, which torch calls at the first `device="accel"`
 argument, is where a problem met at import is raised; every function below that needs the device goes through it.
 A `device` argument is a torch.device, a string ("accel", "accel:1"), an index, or None for the current device; a
-device of another type raises ValueError, an index that no device has IndexError.
+device of another type raises ValueError, an index that no device has IndexError, anything else TypeError.
 """
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,12 @@ def _index(device: Device, optional: bool = True) -> int:
         if not optional:
             raise ValueError("torch_accel: device argument: expected a device with an index, got none")
         return current_device()
-    return int(device)
+    try:
+        return operator.index(device)
+    except TypeError:
+        raise TypeError(
+            f"torch_accel: device argument: expected a device, a string or an index, got {device!r}"
+        ) from None
 
 
 def _checked_index(device: Device) -> int:

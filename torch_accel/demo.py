@@ -28,7 +28,7 @@ from torch_accel import accel, config, info
 REFERENCE = "cpu"
 SEED = 1
 BATCH = 8
-STEPS = 240
+STEPS = 140
 WARMUP_STEPS = 20
 PEAK_LR = 3e-3
 SAMPLE_BYTES = 240
@@ -135,7 +135,7 @@ def learning_rate(step: int, steps: int) -> float:
     warmup = min(WARMUP_STEPS, steps)
     if step < warmup:
         return PEAK_LR * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
+    progress = (step - warmup + 1) / (steps - warmup)
     return PEAK_LR * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
 
 
@@ -148,7 +148,9 @@ class Trainer:
         self.losses: list[float] = []
         self.seconds: list[float] = []
         # foreach is stated here and below: its default depends on the device type, and the two forms round differently.
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK_LR, weight_decay=0.1, foreach=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.1, foreach=True
+        )
 
     def step(self, batch: torch.Tensor, lr: float) -> None:
         """One optimizer step on a batch from `draw_batch`."""
@@ -468,5 +470,7 @@ def run(device: str, steps: int, json_file: Path | None, svg_file: Path) -> int:
     if fallbacks:
         print(f"FAILED: expected no operator to fall back to the CPU, got {fallbacks} calls")
     if passed:
-        print(f"OK: {steps} steps, loss {reference.losses[0]:.3f} -> {other.losses[-1]:.3f} on both")
+        last = other.losses[-20:]  # batches differ a lot, so one loss says little
+        mean = sum(last) / len(last)
+        print(f"OK: {steps} steps, loss {other.losses[0]:.3f} -> {mean:.3f} (mean of the last {len(last)})")
     return 0 if passed else 1

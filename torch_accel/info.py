@@ -52,7 +52,7 @@ def collect() -> dict[str, Any]:
 def _versions() -> dict[str, str | None]:
     try:
         build = importlib.import_module("torch_accel._build_info")
-    except ImportError:
+    except Exception:  # not built, or a file that was not written to its end: the problem says so
         build = None
     return {
         "torch_accel": getattr(build, "VERSION", None),

@@ -34,7 +34,7 @@ class DeviceTable {
   bool resolved() const { return resolved_.load(std::memory_order_acquire); }
 
   void initialize();
-  bool ready() const { return ready_.load(std::memory_order_relaxed); }
+  static bool ready() { return ready_.load(std::memory_order_relaxed); }
   bool bad_fork() const { return bad_fork_; }
 
  private:
@@ -42,7 +42,8 @@ class DeviceTable {
 
   Resolver resolver_;
   std::vector<DeviceEntry> entries_;
-  std::atomic<bool> resolved_{false}, ready_{false};
+  std::atomic<bool> resolved_{false};
+  static inline std::atomic<bool> ready_{false};
   bool bad_fork_ = false;
 };
 

@@ -34,8 +34,6 @@ DispatchKey key_of(const NativeDevice& native, DispatchKey functionality) {
   }
 }
 
-// Dealt with before an operator arrives here; tensors that a native kernel makes on its way carry them again.
-const DispatchKeySet kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 const DispatchKeySet kMathBits({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
 const DispatchKeySet kZeroTensor(DispatchKey::ZeroTensor);
 
@@ -183,7 +181,7 @@ at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native) {
 }
 
 Call::Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stack& stack)
-    : op_(op), entry_(entry), stack_(stack) {
+    : op_(op), entry_(entry), stack_(&stack) {
   // The first accel tensor decides, then an accel device argument, then the current device.
   const size_t base = stack.size() - entry.arguments;
   for (const auto& slot : entry.slots) {
@@ -199,31 +197,29 @@ Call::Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stac
     }
   }
   if (C10_UNLIKELY(native_ == nullptr)) {
-    device_ = target_device_ >= 0 ? target_device_ : current_device();
-    native_ = &native_device(device_);
-  }
-  if (target_ == nullptr) {
-    target_ = native_;
-    target_device_ = device_;
+    if (target_ == nullptr) target_ = &native_device(target_device_ = current_device());
+    device_ = target_device_;
+    native_ = target_;
   }
 }
 
+bool Call::locate(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() != kAccel) return false;
+  device_ = target_device_ = tensor.device().index();
+  native_ = target_ = &native_device_of(tensor);
+  located_ = true;
+  return true;
+}
+
 bool Call::locate(const IValue& value) {
-  const auto found = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.device().type() != kAccel) return false;
-    device_ = tensor.device().index();
-    native_ = &native_device_of(tensor);
-    located_ = true;
-    return true;
-  };
-  if (C10_LIKELY(value.isTensor())) return found(value.toTensor());
+  if (C10_LIKELY(value.isTensor())) return locate(value.toTensor());
   if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorList()) {
-      if (found(tensor)) return true;
+      if (locate(tensor)) return true;
     }
   } else if (value.isOptionalTensorList()) {
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      if (tensor && found(*tensor)) return true;
+      if (tensor && locate(*tensor)) return true;
     }
   }
   return false;
@@ -240,8 +236,8 @@ void Call::fail_device(const at::Tensor& tensor, const ArgSlot& slot) const {
 
 void Call::enter(Mode mode) {
   mode_ = mode;
-  const size_t base = stack_.size() - entry_.arguments;
-  for (const auto& slot : entry_.slots) translate(stack_[base + slot.index], slot);
+  const size_t base = stack_->size() - entry_.arguments;
+  for (const auto& slot : entry_.slots) translate((*stack_)[base + slot.index], slot);
 }
 
 void Call::translate(IValue& value, const ArgSlot& slot) {
@@ -314,7 +310,7 @@ at::Tensor Call::enter(at::Tensor tensor, const ArgSlot& slot) {
   if (C10_UNLIKELY(device.index() != device_ && !entry_.crosses)) fail_device(tensor, slot);
   if (C10_LIKELY(mode_ == Mode::alias)) {
     at::Tensor out = alias(std::move(tensor), slot.written);
-    if (slot.kind == Kind::tensor_list) pairs_.back().listed = true;
+    if (slot.kind == Kind::tensor_list && slot.written) pairs_.back().listed = true;
     return out;
   }
   copied_ += tensor.layout() == c10::kStrided ? tensor.nbytes() : 0;
@@ -382,17 +378,21 @@ void Call::put_back() {
   }
 }
 
-void Call::leave() {
-  // Written arguments first: their storages may be what a result lies over.
+// Written arguments come first: their storages may be what a result lies over.
+void Call::finish() {
   if (entry_.writes) {
     for (Pair& pair : pairs_) {
       if (pair.written) write_back(pair);
     }
   }
   left_ = true;
-  const size_t base = stack_.size() - entry_.returns;
+}
+
+void Call::leave() {
+  finish();
+  const size_t base = stack_->size() - entry_.returns;
   for (size_t i = 0; i < entry_.returns; ++i) {
-    IValue& value = stack_[base + i];
+    IValue& value = (*stack_)[base + i];
     const bool host = (entry_.host_returns >> i) & 1;
     if (host) continue;
     if (C10_LIKELY(value.isTensor())) {

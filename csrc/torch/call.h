@@ -18,12 +18,17 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include "torch/device.h"
 #include "torch/op_table.h"
 
 namespace accel {
+
+// Dealt with before an operator arrives here; tensors that a native kernel makes on its way carry these keys again.
+inline const c10::DispatchKeySet kAbove =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
 
 class Call {
  public:
@@ -34,6 +39,14 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call();
+
+  // For a caller that has no stack (unboxed.cpp). It hands over the operands one by one: locate() until one is on
+  // accel, then enter() each, and after the kernel finish() and leave() each result.
+  Call(const c10::OperatorHandle& op, const OpEntry& entry) : op_(op), entry_(entry) {}
+  bool locate(const at::Tensor& tensor);
+  at::Tensor enter(at::Tensor tensor, const ArgSlot& slot);
+  void finish();
+  at::Tensor leave(at::Tensor result);
 
   const NativeDevice& native() const { return *native_; }
   c10::DeviceIndex device() const { return device_; }
@@ -56,12 +69,10 @@ class Call {
   };
 
   void translate(c10::IValue& value, const ArgSlot& slot);
-  at::Tensor enter(at::Tensor tensor, const ArgSlot& slot);
   at::Tensor alias(at::Tensor tensor, bool written);
   at::Tensor alias_components(at::Tensor tensor, const NativeDevice& native, bool written);
   void put_back();
   void show_partial_work();
-  at::Tensor leave(at::Tensor result);
   at::Tensor adopt(at::Tensor result);
   c10::Storage adopt_storage(const c10::Storage& native);
   void write_back(Pair& pair);
@@ -70,7 +81,7 @@ class Call {
 
   const c10::OperatorHandle& op_;
   const OpEntry& entry_;
-  torch::jit::Stack& stack_;
+  torch::jit::Stack* stack_ = nullptr;
   const NativeDevice* native_ = nullptr;  // where the operator runs
   const NativeDevice* target_ = nullptr;  // where results live: differs from native_ only for copies between devices
   c10::DeviceIndex device_ = -1, target_device_ = -1;

@@ -13,6 +13,7 @@
 namespace accel {
 
 NativeDevice native_devices[kMaxDevices];
+int native_count = 0;
 
 namespace {
 
@@ -82,7 +83,7 @@ class AccelAllocator final : public c10::DeviceAllocator {
     native_allocator(native_device(current_device()))->copy_data(dest, src, count);
   }
 
-  bool initialized() override { return DeviceTable::instance().ready(); }
+  bool initialized() override { return DeviceTable::ready(); }
   void emptyCache(c10::MempoolId_t pool) override {
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
       if (auto* native = stats_of(i)) native->emptyCache(pool);
@@ -146,12 +147,9 @@ REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &allocator);
 
 }  // namespace
 
-const NativeDevice& native_device(c10::DeviceIndex index) {
-  ensure_ready();
-  const auto count = DeviceTable::instance().entries().size();
-  TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < count, "torch_accel: device: expected an index below ",
-                    count, ", got accel:", static_cast<int>(index));
-  return native_devices[index];
+void fail_index(c10::DeviceIndex index) {
+  TORCH_CHECK_INDEX(false, "torch_accel: device: expected an index below ", native_count,
+                    ", got accel:", static_cast<int>(index));
 }
 
 void first_use() {
@@ -159,6 +157,7 @@ void first_use() {
   const auto& entries = table.entries();
   std::call_once(natives_built, [&] {
     for (size_t i = 0; i < entries.size(); ++i) native_devices[i] = make_native(entries[i]);
+    native_count = static_cast<int>(entries.size());
   });
   table.initialize();
 }

@@ -31,20 +31,26 @@ struct NativeDevice {
   const char* backend = "";
 };
 
-// Resolves and initialises the device table. Throws RuntimeError in a forked child or when no backend is usable, and
-// IndexError for an index out of range.
-const NativeDevice& native_device(c10::DeviceIndex index);
-
-// The same for a device that a tensor lives on, after ensure_ready(): no check.
+// The devices of the table, filled at first use.
 extern NativeDevice native_devices[kMaxDevices];
-inline const NativeDevice& native_device_of(const at::Tensor& tensor) {
-  return native_devices[tensor.unsafeGetTensorImpl()->device().index()];
-}
+extern int native_count;
 
 // First use, fork check: one relaxed load when all is well.
 void first_use();
 inline void ensure_ready() {
-  if (C10_UNLIKELY(!DeviceTable::instance().ready())) first_use();
+  if (C10_UNLIKELY(!DeviceTable::ready())) first_use();
+}
+
+// Throws RuntimeError in a forked child or when no backend is usable, and IndexError for an index out of range.
+[[noreturn]] void fail_index(c10::DeviceIndex index);
+inline const NativeDevice& native_device(c10::DeviceIndex index) {
+  ensure_ready();
+  if (C10_UNLIKELY(index < 0 || index >= native_count)) fail_index(index);
+  return native_devices[index];
+}
+// The same for a device that a tensor lives on, after ensure_ready(): no check.
+inline const NativeDevice& native_device_of(const at::Tensor& tensor) {
+  return native_devices[tensor.unsafeGetTensorImpl()->device().index()];
 }
 
 // 0 when the table cannot be resolved; never throws, never initialises.

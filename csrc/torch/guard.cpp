@@ -149,7 +149,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* handle, const DeviceIndex) const noexcept override {
     const auto* event = static_cast<Event*>(handle);
-    if (event && event->native && DeviceTable::instance().ready()) {
+    if (event && event->native && DeviceTable::ready()) {
       const auto& native = native_device(event->device);
       impl_of(native)->destroyEvent(event->native, native.device.index());
     }
@@ -263,7 +263,7 @@ class PinnedAllocator final : public at::HostAllocator {
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return device_count() > 0; }
-  bool hasPrimaryContext(DeviceIndex) const override { return DeviceTable::instance().ready(); }
+  bool hasPrimaryContext(DeviceIndex) const override { return DeviceTable::ready(); }
   void init() const override { ensure_ready(); }
   DeviceIndex deviceCount() const override { return device_count(); }
   void setCurrentDevice(DeviceIndex index) const override { exchange_device(index); }
@@ -275,7 +275,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Generator getNewGenerator(DeviceIndex index) const override { return make_generator(index); }
 
   bool isPinnedPtr(const void* data) const override {
-    if (!DeviceTable::instance().ready()) return false;  // nothing can be pinned before the first use
+    if (!DeviceTable::ready()) return false;  // nothing can be pinned before the first use
     const auto& native = native_device(current_device());
     if (native.host) return PinnedAllocator::instance().is_pinned(data);
     return at::globalContext().getAcceleratorHooksInterface(native.device.type()).isPinnedPtr(data);

@@ -57,15 +57,17 @@ bool has_composite(const c10::OperatorHandle& op) {
 
 bool wants_kernel(const c10::OperatorHandle& op) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse1)) return false;  // structural.cpp and its like
-  // A few composite operators have a kernel of their own as well, which a native device takes.
-  const bool own_kernel = op.hasKernelForDispatchKey(DispatchKey::CPU) || op.hasKernelForDispatchKey(DispatchKey::CUDA);
-  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return own_kernel;
+  // A few composite operators have a kernel of their own as well, which a native device takes. Binding one also takes
+  // its gradient from a backward operator, so the kernel must be there on every kind of device, and the CPU has the
+  // fewest.
+  const bool on_cpu = op.hasKernelForDispatchKey(DispatchKey::CPU);
+  if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return on_cpu;
   if (!has_composite(op)) return true;
   const auto& schema = op.schema();
   if (is_view(schema) || keep_composite(schema.name())) return false;
   if (op.hasTag(at::Tag::inplace_view)) return false;
   // Composite random factories end in uniform_, normal_ and random_, which take the device's own generator.
-  return own_kernel || !op.hasTag(at::Tag::nondeterministic_seeded);
+  return on_cpu || op.hasKernelForDispatchKey(DispatchKey::CUDA) || !op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
 std::optional<ArgSlot::Kind> slot_kind(const c10::Argument& argument) {
@@ -193,6 +195,8 @@ Policy OpEntry::decide(const c10::OperatorHandle& op, c10::DispatchKey key, bool
   policy[host ? 0 : 1].store(decided, std::memory_order_relaxed);
   return decided;
 }
+
+void note_bound(const c10::OperatorName& name) { bound().insert(name); }
 
 OpEntry& op_entry(const c10::OperatorHandle& op) {
   std::lock_guard<std::mutex> guard(entries_mutex);

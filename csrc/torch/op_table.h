@@ -57,6 +57,8 @@ struct OpEntry {
 OpEntry& op_entry(const c10::OperatorHandle& op);
 
 void bind_operators();
+// Kernels registered elsewhere that decide by the entry's policy like the boxed one (unboxed.cpp).
+void note_bound(const c10::OperatorName& name);
 // "native" or "fallback"; empty to decide by the device again. Throws ValueError for anything else, for an unknown
 // operator, and for an operator that may never fall back (views, factories, structural ones).
 void set_op_policy(const std::string& op, const std::string& policy);

@@ -98,7 +98,7 @@ PYBIND11_MODULE(_C, m) {
       "synchronize", [](int index) { guard().synchronizeDevice(device(index).index()); },
       py::call_guard<py::gil_scoped_release>());
   m.def("initialize", &first_use);
-  m.def("is_initialized", [] { return DeviceTable::instance().ready(); });
+  m.def("is_initialized", [] { return DeviceTable::ready(); });
   m.def("is_bad_fork", [] { return DeviceTable::instance().bad_fork(); });
 
   m.def("default_generator", [](int index) {
