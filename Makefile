@@ -39,7 +39,7 @@ format: $(VENV)/.tools
 	$(RUN) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-$(VENV)/.tools: requirements-dev.txt
+$(VENV)/.tools: requirements-dev.txt requirements-plugins.txt
 	@command -v '$(PYTHON)' >/dev/null || { echo "make: expected a program $(PYTHON), got none" \
 	  "(install Python 3.11 or newer, or name one: make PYTHON=python3.12)" >&2; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: expected Python 3.11 or newer," \
@@ -47,6 +47,7 @@ $(VENV)/.tools: requirements-dev.txt
 	@'$(PYTHON)' -m venv $(VENV) || { echo "make: expected '$(PYTHON) -m venv' to make $(VENV), got the error above" \
 	  "(on Debian and Ubuntu: apt-get install python3-venv python3-dev)" >&2; exit 1; }
 	$(RUN) -m pip install -r requirements-dev.txt
+	$(RUN) -m pip install --no-deps -r requirements-plugins.txt
 	@touch $@
 
 # Not through pip, which hides CMake's progress and takes seconds longer.
@@ -62,7 +63,7 @@ $(VENV)/.installed: $(VENV)/.tools setup.py pyproject.toml | $(VENV)/.built
 	@touch $@
 
 clean:
-	rm -rf build dist out *.egg-info torch_accel/_C*.so torch_accel/_build_info.py torch_accel/include
+	rm -rf build dist out *.egg-info torch_accel/_C*.so torch_accel/_core_test*.so torch_accel/_build_info.py torch_accel/include
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/.built $(VENV)/.installed
 	find torch_accel tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 

@@ -58,11 +58,14 @@ class CMakeBuild(build_ext):
                 "ACCEL_TORCH_DIR": Path(torch.__file__).parent,
                 "ACCEL_CXX11_ABI": int(torch._C._GLIBCXX_USE_CXX11_ABI),
                 "ACCEL_EXT_SUFFIX": suffix,
+                "ACCEL_PJRT_INCLUDE_DIR": find_pjrt_include(),
             },
         )
 
         package = (ROOT if self.inplace else Path(self.build_lib)) / "torch_accel"
         put(folder / f"_C{suffix}", package / f"_C{suffix}")
+        if self.inplace:  # for the tests; no part of a wheel
+            put(folder / f"_core_test{suffix}", package / f"_core_test{suffix}")
         for header in (ROOT / "csrc/include/torch_accel").glob("*.h"):
             put(header, package / "include/torch_accel" / header.name)
         info = folder / "_build_info.py"
@@ -89,6 +92,16 @@ def import_torch():
     if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < MIN_TORCH:
         fail(wanted, f"torch {torch.__version__}", "pip install --upgrade torch")
     return torch
+
+
+def find_pjrt_include() -> str:
+    """The folder of pjrt_c_api.h, which comes with the wheel xla-cpu-pjrt, or "": then the build has no PJRT."""
+    for site in (sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), *sys.path):
+        folder = Path(site) / "xla_plugins/xla_cpu_pjrt/include"
+        if (folder / "pjrt_c_api.h").is_file():
+            return str(folder)
+    print("torch_accel: build: no pjrt_c_api.h, so no PJRT backend (pip install xla-cpu-pjrt, and build again)")
+    return ""
 
 
 def find_tool(name: str, folder_name: str) -> str:

@@ -125,7 +125,9 @@ def _import_path() -> str:
         info = pathlib.Path(folder.name, "torch_accel_source_tree-0.dist-info")
         info.mkdir()
         info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: torch_accel_source_tree\nVersion: 0\n")
-        info.joinpath("entry_points.txt").write_text("[torch.backends]\ntorch_accel = torch_accel._autoload:_autoload\n")
+        info.joinpath("entry_points.txt").write_text(
+            "[torch.backends]\ntorch_accel = torch_accel._autoload:_autoload\n"
+        )
         paths.append(folder.name)
     return os.pathsep.join(paths + [path for path in [os.environ.get("PYTHONPATH")] if path])
 

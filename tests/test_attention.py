@@ -174,7 +174,9 @@ def test_double_backward_through_math():
 
 
 # ---------------------------------------------------------------------------------------------------------------- modules
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 10}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 10}]
+)
 def test_multihead_attention(options):
     module = torch.nn.MultiheadAttention(16, 4, batch_first=True, **options)
     q = torch.randn(2, 5, 16, requires_grad=True)
@@ -210,7 +212,9 @@ def test_multihead_attention_fast_path():
 
 LAYERS = {
     "encoder": lambda **k: torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, **k),
-    "encoder norm first": lambda **k: torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True, **k),
+    "encoder norm first": lambda **k: torch.nn.TransformerEncoderLayer(
+        16, 4, 32, batch_first=True, norm_first=True, **k
+    ),
     "encoder gelu": lambda **k: torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu", **k),
 }
 

@@ -136,10 +136,9 @@ def test_uninitialised_factory_gives_the_same_sizes_and_strides(name):
 
 @pytest.mark.parametrize("name", UNINITIALISED)
 def test_uninitialised_memory_is_filled_in_deterministic_mode(name):
-    function = UNINITIALISED["empty"] if name == "Parameter" or name == "new" else UNINITIALISED[name]
     torch.set_deterministic_debug_mode("error")
     try:
-        result = function(DEVICE)
+        result = UNINITIALISED[name](DEVICE)
     finally:
         torch.set_deterministic_debug_mode("default")
     assert result.isnan().all()

@@ -10,16 +10,51 @@ import torch
 from helpers import check, moved, on_accel, reference, same
 
 optim = torch.optim
-UNARY = (
-    "abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round "
-    "rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
-).split()
-BINARY = "add sub mul div maximum minimum clamp_max clamp_min pow".split()
+UNARY = [
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "clone",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "neg",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
+BINARY = ["add", "sub", "mul", "div", "maximum", "minimum", "clamp_max", "clamp_min", "pow"]
 
 
 def tensors():
     """Mixed shapes, a view with gaps, an empty one, a scalar."""
-    return [torch.rand(3, 4) + 0.1, (torch.rand(8, 3) + 0.1)[::2], torch.rand(2, 5).t() + 0.1, torch.rand(0), torch.rand(()) + 1]
+    return [
+        torch.rand(3, 4) + 0.1,
+        (torch.rand(8, 3) + 0.1)[::2],
+        torch.rand(2, 5).t() + 0.1,
+        torch.rand(0),
+        torch.rand(()) + 1,
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------- list operators

@@ -24,7 +24,7 @@ GENERAL = {
     "inv_ex": lambda a: linalg.inv_ex(a)[0],
     "pinv": linalg.pinv,
     "svd": lambda a: linalg.svd(a)[1],
-    "svd vectors": lambda a: (lambda u, s, v: (u @ torch.diag_embed(s) @ v))(*linalg.svd(a, full_matrices=False)),
+    "svd vectors": lambda a: (lambda u, s, v: u @ torch.diag_embed(s) @ v)(*linalg.svd(a, full_matrices=False)),
     "svdvals": linalg.svdvals,
     "qr": linalg.qr,
     "lu": linalg.lu,
@@ -184,7 +184,9 @@ REAL = {
     "fftn": fft.fftn,
     "there and back": lambda x: fft.irfft(fft.rfft(x), n=x.size(-1)),
     "fftshift": lambda x: fft.ifftshift(fft.fftshift(x * 2), dim=0),
-    "stft": lambda x: torch.stft(x, 4, 2, window=torch.hann_window(4, device=x.device, dtype=x.dtype), return_complex=True),
+    "stft": lambda x: torch.stft(
+        x, 4, 2, window=torch.hann_window(4, device=x.device, dtype=x.dtype), return_complex=True
+    ),
     "fft of a view": lambda x: fft.fft(x.t()[1::2]),
 }
 COMPLEX = {
@@ -226,7 +228,9 @@ def test_transform_helpers():
 
 def test_complex_numbers():
     z = randn(3, 4, dtype=torch.complex64)
-    check_grads(lambda z: (z.abs(), z.angle(), z.real * 2, z.imag * 3, z.conj() * z, z.mH @ z, torch.view_as_real(z) * 2), z)
+    check_grads(
+        lambda z: (z.abs(), z.angle(), z.real * 2, z.imag * 3, z.conj() * z, z.mH @ z, torch.view_as_real(z) * 2), z
+    )
     check_grads(lambda z: torch.view_as_complex(torch.view_as_real(z).flip(0)), z)
     check_grads(lambda z: (z.conj().resolve_conj(), z.conj() + 1, (z.conj().imag + 1), z.sgn(), z.exp()), z)
     check_grads(lambda a, b: torch.complex(a, b), randn(3), randn(3))

@@ -313,7 +313,9 @@ def test_a_failing_call_leaves_operands_and_memory_as_they_were(case):
             FAILING[case](a, b)
     gc.collect()
     assert torch.accel.memory_allocated() == before
-    assert facts == [(t.data_ptr(), t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in (a, b)]
+    assert facts == [
+        (t.data_ptr(), t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in (a, b)
+    ]
     b.fill_(2)
     same(a @ b.t(), torch.full((4, 2), 6.0))
     a.add_(1)
@@ -485,10 +487,12 @@ def test_python_custom_op_and_its_gradient():
     scaled_square.register_autograd(
         lambda ctx, grad: (grad * 2 * ctx.saved_tensors[0] * ctx.factor, None),
         setup_context=lambda ctx, inputs, output: (
-            ctx.save_for_backward(inputs[0]),
-            setattr(ctx, "factor", inputs[1]),
-        )
-        and None,
+            (
+                ctx.save_for_backward(inputs[0]),
+                setattr(ctx, "factor", inputs[1]),
+            )
+            and None
+        ),
     )
     x = torch.arange(3.0, device="accel", requires_grad=True)
     y = scaled_square(x, 0.5)

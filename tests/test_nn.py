@@ -56,7 +56,9 @@ def test_convolution_padding_modes(mode):
 def test_transposed_convolution_output_size():
     module = nn.ConvTranspose2d(4, 3, 3, stride=2, output_padding=1, padding=1)
     check_grads(lambda m, x: m(x), module, randn(2, 4, 5, 5))
-    check_grads(lambda m, x: m(x, output_size=(9, 10)), nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), randn(2, 4, 5, 5))
+    check_grads(
+        lambda m, x: m(x, output_size=(9, 10)), nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), randn(2, 4, 5, 5)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -138,7 +140,9 @@ def test_normalisations(name):
     check_grads(steps, make(), randn(*shape))
 
 
-@pytest.mark.parametrize("options", [{"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}]
+)
 def test_batch_norm_options(options):
     check_grads(lambda m, x: [m(x), m(x * 2), m.eval()(x)], nn.BatchNorm2d(4, **options), randn(5, 4, 3, 7))
 
@@ -164,7 +168,9 @@ def test_batch_norm_layouts_and_dtypes():
     image = torch.randn(5, 4, 3, 7)
     check_grads(lambda m, x: m(x), nn.BatchNorm2d(4), image.to(memory_format=torch.channels_last).requires_grad_())
     check_grads(lambda m, x: m(x.transpose(2, 3)), nn.BatchNorm2d(4), image.clone().requires_grad_())
-    check_grads(lambda m, x: m(x), nn.BatchNorm2d(4), image.bfloat16().requires_grad_())  # mixed: parameters stay float32
+    check_grads(
+        lambda m, x: m(x), nn.BatchNorm2d(4), image.bfloat16().requires_grad_()
+    )  # mixed: parameters stay float32
     check_grads(lambda m, x: m(x), nn.BatchNorm2d(4).double(), image.double().requires_grad_())
     check_grads(lambda m, x: m(x), nn.LayerNorm(7), image.transpose(0, 1).requires_grad_())
     # Torch's gradient formula keeps channels_last on the CPU alone: sums run in another order here.
@@ -192,7 +198,9 @@ def test_weight_and_spectral_norm():
 
 
 # -------------------------------------------------------------------------------------------------------------- embeddings
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}, {"sparse": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 2}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}, {"sparse": True}]
+)
 def test_embedding(options):
     ids = torch.tensor([[1, 2, 2], [0, 5, 1]])
     result = check_grads(lambda m, i: m(i), nn.Embedding(6, 4, **options), ids)
@@ -263,7 +271,10 @@ POOLS = {
     "adaptive avg 2d": (lambda x: F.adaptive_avg_pool2d(x, (None, 3)), (2, 3, 9, 8)),
     "adaptive avg 2d to 1": (lambda x: F.adaptive_avg_pool2d(x, 1), (2, 3, 9, 8)),
     "adaptive avg 3d": (lambda x: F.adaptive_avg_pool3d(x, 2), (2, 3, 4, 5, 6)),
-    "fractional max 2d": (lambda x: F.fractional_max_pool2d(x, 2, output_ratio=(0.6, 0.6), return_indices=True), (2, 3, 9, 8)),
+    "fractional max 2d": (
+        lambda x: F.fractional_max_pool2d(x, 2, output_ratio=(0.6, 0.6), return_indices=True),
+        (2, 3, 9, 8),
+    ),
     "fractional max 3d": (lambda x: F.fractional_max_pool3d(x, 2, output_size=2), (2, 3, 5, 6, 7)),
     "lp": (lambda x: F.lp_pool2d(x.abs() + 0.1, 2.0, 2), (2, 3, 9, 8)),
     "unpool": (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), (2, 3, 8, 8)),
@@ -338,11 +349,19 @@ LOSSES = {
         randn(6, 5),
         torch.randn(6, 5),
     ),
-    "binary_cross_entropy": lambda: (lambda x, t, **k: F.binary_cross_entropy(x.sigmoid(), t, **k), randn(6), torch.rand(6)),
+    "binary_cross_entropy": lambda: (
+        lambda x, t, **k: F.binary_cross_entropy(x.sigmoid(), t, **k),
+        randn(6),
+        torch.rand(6),
+    ),
     "bce with logits": lambda: (F.binary_cross_entropy_with_logits, randn(6, 5), torch.rand(6, 5)),
     "multi_margin_loss": lambda: (F.multi_margin_loss, randn(6, 5), classes(6)),
     "multilabel_margin_loss": lambda: (F.multilabel_margin_loss, randn(6, 5), classes(6, 5)),
-    "multilabel_soft_margin_loss": lambda: (F.multilabel_soft_margin_loss, randn(6, 5), classes(6, 5).clamp(max=1).float()),
+    "multilabel_soft_margin_loss": lambda: (
+        F.multilabel_soft_margin_loss,
+        randn(6, 5),
+        classes(6, 5).clamp(max=1).float(),
+    ),
     "hinge_embedding_loss": lambda: (F.hinge_embedding_loss, randn(6), torch.randn(6).sign()),
     "cosine_embedding_loss": lambda: (
         lambda x, t, **k: F.cosine_embedding_loss(x, x.flip(0) + 1, t, **k),
@@ -374,7 +393,9 @@ def test_loss_options():
     check_grads(lambda x, t, w: F.cross_entropy(x, t, w, ignore_index=2), randn(6, 5), classes(6), weight)
     check_grads(lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.2), randn(6, 5), classes(6), weight)
     check_grads(lambda x, t, w: F.nll_loss(x, t, w), randn(6, 5), classes(6), weight)
-    check_grads(lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, w, pos_weight=w), randn(6, 5), torch.rand(6, 5), weight)
+    check_grads(
+        lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, w, pos_weight=w), randn(6, 5), torch.rand(6, 5), weight
+    )
     check_grads(lambda x, t: F.cross_entropy(x, t), randn(0, 5), classes(0))
     for device in ("cpu", "accel"):
         with pytest.raises(IndexError, match="Target 5 is out of bounds"):
@@ -410,10 +431,33 @@ def test_distances():
     check_grads(F.bilinear, randn(5, 4), randn(5, 3), randn(2, 4, 3), randn(2))
 
 
-ACTIVATIONS = (
-    "relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign hardtanh hardswish hardsigmoid hardshrink softshrink "
-    "tanhshrink logsigmoid sigmoid tanh softmax softmin log_softmax glu normalize"
-).split()
+ACTIVATIONS = [
+    "relu",
+    "relu6",
+    "elu",
+    "selu",
+    "celu",
+    "leaky_relu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "softsign",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "hardshrink",
+    "softshrink",
+    "tanhshrink",
+    "logsigmoid",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "softmin",
+    "log_softmax",
+    "glu",
+    "normalize",
+]
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -424,7 +468,19 @@ def test_activations(name):
     check_grads(lambda x: function(x, **kwargs), randn(5, 6))
     check_grads(lambda x: function(x.t(), **kwargs), randn(6, 5))
     check_grads(lambda x: function(x[::2, 1:5], **kwargs), randn(6, 6))
-    if name in ("relu", "relu6", "elu", "selu", "celu", "leaky_relu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid"):
+    if name in (
+        "relu",
+        "relu6",
+        "elu",
+        "selu",
+        "celu",
+        "leaky_relu",
+        "silu",
+        "mish",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+    ):
         check_grads(lambda x: function(x * 1, inplace=True), randn(5, 6))
 
 

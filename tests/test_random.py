@@ -24,7 +24,9 @@ DRAWS = {
     "random_ between": lambda d, g: torch.empty(5, device=d, dtype=torch.int32).random_(-5, 10, generator=g),
     "bernoulli": lambda d, g: torch.bernoulli(torch.full((9,), 0.5, device=d), generator=g),
     "bernoulli_": lambda d, g: torch.empty(9, device=d).bernoulli_(0.3, generator=g),
-    "bernoulli_ of tensor": lambda d, g: torch.empty(9, device=d).bernoulli_(torch.full((9,), 0.5, device=d), generator=g),
+    "bernoulli_ of tensor": lambda d, g: torch.empty(9, device=d).bernoulli_(
+        torch.full((9,), 0.5, device=d), generator=g
+    ),
     "cauchy_": lambda d, g: torch.empty(5, device=d).cauchy_(generator=g),
     "exponential_": lambda d, g: torch.empty(5, device=d).exponential_(generator=g),
     "geometric_": lambda d, g: torch.empty(5, device=d).geometric_(0.5, generator=g),
@@ -32,7 +34,9 @@ DRAWS = {
     "multinomial": lambda d, g: torch.multinomial(torch.arange(1.0, 9, device=d), 4, generator=g),
     "multinomial with replacement": lambda d, g: torch.multinomial(torch.ones(3, device=d), 9, True, generator=g),
     "poisson": lambda d, g: torch.poisson(torch.full((5,), 4.0, device=d), generator=g),
-    "binomial": lambda d, g: torch.binomial(torch.full((5,), 9.0, device=d), torch.full((5,), 0.3, device=d), generator=g),
+    "binomial": lambda d, g: torch.binomial(
+        torch.full((5,), 9.0, device=d), torch.full((5,), 0.3, device=d), generator=g
+    ),
 }
 
 # Drawn from the default generator only.

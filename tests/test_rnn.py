@@ -225,7 +225,9 @@ def test_training_reaches_the_cpus_loss():
             losses.append(loss.detach())
         return torch.stack(losses)
 
-    losses = check(train, torch.nn.LSTM(6, 8), torch.nn.Linear(8, 1), torch.randn(5, 4, 6), torch.randn(4, 1), rtol=1e-4)
+    losses = check(
+        train, torch.nn.LSTM(6, 8), torch.nn.Linear(8, 1), torch.randn(5, 4, 6), torch.randn(4, 1), rtol=1e-4
+    )
     assert losses[-1] < losses[0]
 
 

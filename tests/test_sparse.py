@@ -38,7 +38,13 @@ def parts(tensor):
 def facts(tensor):
     """Everything there is to compare of a sparse tensor."""
     coalesced = tensor.is_coalesced() if tensor.layout == torch.sparse_coo else None
-    return {"parts": parts(tensor), "shape": tuple(tensor.shape), "dtype": tensor.dtype, "nnz": tensor._nnz(), "c": coalesced}
+    return {
+        "parts": parts(tensor),
+        "shape": tuple(tensor.shape),
+        "dtype": tensor.dtype,
+        "nnz": tensor._nnz(),
+        "c": coalesced,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ making, parts
@@ -76,7 +82,9 @@ def test_coo_from_parts():
     indices, values = torch.tensor([[0, 1, 1, 0], [2, 0, 2, 2]]), torch.randn(4)
     check(lambda i, v: facts(torch.sparse_coo_tensor(i, v, (3, 4))), indices, values)
     check(lambda i, v: facts(torch.sparse_coo_tensor(i, v)), indices, values)
-    check(lambda i, v: facts(torch.sparse_coo_tensor(i, v[:, None].expand(4, 2), (3, 4, 2)).coalesce()), indices, values)
+    check(
+        lambda i, v: facts(torch.sparse_coo_tensor(i, v[:, None].expand(4, 2), (3, 4, 2)).coalesce()), indices, values
+    )
     made = torch.sparse_coo_tensor(indices, values, (3, 4), device="accel")
     assert made.device.type == "accel" and made._values().device.type == made._indices().device.type == "accel"
     assert torch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), device="accel").to_dense().tolist() == [[0, 2], [0, 0]]
@@ -385,7 +393,9 @@ def test_properties():
 
 def test_memory_is_counted_and_freed():
     before = torch.accel.memory_allocated()
-    a = torch.sparse_coo_tensor(torch.zeros(1, 10, dtype=torch.long, device="accel"), torch.ones(10, device="accel"), (5,))
+    a = torch.sparse_coo_tensor(
+        torch.zeros(1, 10, dtype=torch.long, device="accel"), torch.ones(10, device="accel"), (5,)
+    )
     assert torch.accel.memory_allocated() - before == 80 + 40
     b = a.coalesce()
     assert torch.accel.memory_allocated() > before + 120

@@ -60,6 +60,8 @@ def _register() -> None:
     torch._register_device_module("accel", accel)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _teach_dlpack()
+    # Torch's list of what a parameter without a shape yet may do, where Tensor.cuda and its like stand.
+    torch.nn.parameter.UninitializedTensorMixin._allowed_methods.append(torch.Tensor.accel)  # type: ignore[attr-defined]
 
     if accel._extension is not None:
         accel._extension.set_resolver(_resolve)
@@ -94,9 +96,7 @@ def _build_problem() -> str | None:
     except ImportError:
         return f"torch_accel: extension torch_accel._C: expected a built package, got sources only ({_REBUILD})"
     except Exception as error:  # a file that was not written to its end
-        return (
-            f"torch_accel: torch_accel._build_info: expected it to load, got {type(error).__name__}: {error} ({_REBUILD})"
-        )
+        return f"torch_accel: torch_accel._build_info: expected it to load, got {type(error).__name__}: {error} ({_REBUILD})"
     running = str(torch.__version__)
     if built.split(".")[:2] != running.split(".")[:2]:
         return (

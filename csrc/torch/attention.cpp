@@ -8,7 +8,7 @@
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
-#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/empty.h>
@@ -24,14 +24,29 @@ using sdp::SDPBackend;
 
 }  // namespace
 
+// A tensor that looks like this one and has no memory: the choice looks at sizes, strides, dtype and requires_grad,
+// also of fake tensors, whose storage is on another device.
+static Tensor question(const Tensor& tensor, const NativeDevice& native) {
+  c10::Storage nothing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), c10::SymInt(0),
+                                                               c10::DataPtr(nullptr, native.device),
+                                                               /*allocator=*/nullptr, /*resizable=*/false);
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(std::move(nothing), c10::DispatchKeySet(native.dense), tensor.dtype());
+  impl->set_sizes_and_strides(tensor.sym_sizes(), tensor.sym_strides());
+  Tensor out(std::move(impl));
+  if (tensor.requires_grad()) out.set_requires_grad(true);
+  return out;
+}
+
 int64_t fused_sdp_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   ensure_ready();
   const auto& native = native_device_of(query);
-  const auto ask = [&](const Tensor& tensor) { return alias_dense(tensor, native); };
-  const auto chosen = static_cast<SDPBackend>(
-      at::_fused_sdp_choice(ask(query), ask(key), ask(value), mask ? std::make_optional(ask(*mask)) : std::nullopt,
-                            dropout, is_causal, scale, enable_gqa));
+  const auto ask = [&](const Tensor& tensor) { return question(tensor, native); };
+  // Straight to the native key: above it, a fake-tensor mode refuses what is not fake.
+  const auto chosen = static_cast<SDPBackend>(at::_ops::_fused_sdp_choice::redispatch(
+      c10::DispatchKeySet(native.dense), ask(query), ask(key), ask(value),
+      mask ? std::make_optional(ask(*mask)) : std::nullopt, dropout, is_causal, scale, enable_gqa));
   if (native.host || chosen != SDPBackend::flash_attention) return static_cast<int64_t>(chosen);
   if (dropout == 0.0 && query.size(-1) % 8 == 0 && !(mask && mask->defined())) return static_cast<int64_t>(chosen);
   const bool efficient = at::globalContext().userEnabledMemEfficientSDP() && !enable_gqa;

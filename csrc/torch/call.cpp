@@ -122,28 +122,6 @@ at::Tensor make_compressed(DispatchKey key, const at::Tensor& like, const at::Te
 bool is_coo(const at::Tensor& tensor) { return tensor.layout() == c10::kSparse; }
 bool is_compressed(const at::Tensor& tensor) { return tensor.key_set().has(DispatchKey::SparseCsr); }
 
-// Kernels that draw random numbers but take no generator use the native device's default one: lend it the state of
-// ours.
-class LendDefaultGenerator {
- public:
-  LendDefaultGenerator(const NativeDevice& native, c10::DeviceIndex index)
-      : theirs_(native.host ? at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::CPU))
-                            : at::globalContext().defaultGenerator(native.device)),
-        ours_(native_generator(default_generator(index))) {
-    swap();
-  }
-  ~LendDefaultGenerator() { swap(); }
-
- private:
-  void swap() {
-    std::scoped_lock lock(theirs_.mutex(), ours_.mutex());
-    auto state = theirs_.unsafeGetGeneratorImpl()->get_state();
-    theirs_.unsafeGetGeneratorImpl()->set_state(*ours_.unsafeGetGeneratorImpl()->get_state());
-    ours_.unsafeGetGeneratorImpl()->set_state(*state);
-  }
-  at::Generator theirs_, ours_;
-};
-
 void count_copy(const torch::jit::Stack& stack, const OpEntry& entry) {
   c10::SmallVector<const at::Tensor*, 2> tensors;
   std::optional<c10::Device> asked;
@@ -175,10 +153,6 @@ void count_copy(const torch::jit::Stack& stack, const OpEntry& entry) {
 }
 
 }  // namespace
-
-at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native) {
-  return dense_alias(tensor, native_storage(tensor.storage()), native);
-}
 
 Call::Call(const c10::OperatorHandle& op, const OpEntry& entry, torch::jit::Stack& stack)
     : op_(op), entry_(entry), stack_(&stack) {
@@ -308,6 +282,13 @@ at::Tensor Call::enter(at::Tensor tensor, const ArgSlot& slot) {
     return tensor;
   }
   if (C10_UNLIKELY(device.index() != device_ && !entry_.crosses)) fail_device(tensor, slot);
+  for (Pair& pair : pairs_) {
+    // The same tensor twice must stay the same tensor: kernels tell full overlap from partial overlap by it.
+    if (C10_UNLIKELY(pair.original.is_same(tensor))) {
+      pair.written = pair.written || slot.written;
+      return pair.translated;
+    }
+  }
   if (C10_LIKELY(mode_ == Mode::alias)) {
     at::Tensor out = alias(std::move(tensor), slot.written);
     if (slot.kind == Kind::tensor_list && slot.written) pairs_.back().listed = true;
@@ -320,13 +301,6 @@ at::Tensor Call::enter(at::Tensor tensor, const ArgSlot& slot) {
 }
 
 at::Tensor Call::alias(at::Tensor tensor, bool written) {
-  for (Pair& pair : pairs_) {
-    // The same tensor twice must stay the same tensor: kernels tell full overlap from partial overlap by it.
-    if (C10_UNLIKELY(pair.original.is_same(tensor))) {
-      pair.written = pair.written || written;
-      return pair.translated;
-    }
-  }
   const NativeDevice& native = C10_UNLIKELY(entry_.crosses) ? native_device_of(tensor) : *native_;
   auto* impl = tensor.unsafeGetTensorImpl();
   if (C10_UNLIKELY(!impl->has_storage())) return alias_components(std::move(tensor), native, written);
@@ -540,8 +514,8 @@ void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, DispatchKey func
     default:
       break;
   }
-  std::optional<LendDefaultGenerator> lent;
-  if (C10_UNLIKELY(entry.seeded)) lent.emplace(call.native(), call.device());
+  std::optional<LentGenerator> lent;
+  if (C10_UNLIKELY(entry.seeded)) lent.emplace(call.device(), call.native().device);
   call.enter(Call::Mode::alias);
   op.redispatchBoxed(DispatchKeySet(key), stack);
   call.leave();

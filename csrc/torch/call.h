@@ -100,9 +100,6 @@ class Call {
 void accel_entry(const c10::OperatorHandle& op, OpEntry& entry, c10::DispatchKey functionality,
                  torch::jit::Stack* stack);
 
-// Alias of a dense tensor outside a call, for code that asks a native implementation a question.
-at::Tensor alias_dense(const at::Tensor& tensor, const NativeDevice& native);
-
 // Runs the call on the CPU, or throws NotImplementedError, as the policy says; counts it.
 void fall_back(const c10::OperatorHandle& op, OpEntry& entry, Call& call, torch::jit::Stack& stack);
 

@@ -206,10 +206,21 @@ c10::Storage native_storage(const c10::Storage& storage) {
     impl->set_data_ptr_noswap(cell_data_ptr(empty_native(native, impl->nbytes()), index));
     return native_storage(storage);
   }
-  // Somebody else's memory: borrow it. The accel storage outlives the call that borrows.
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(impl->nbytes())),
-      c10::DataPtr(data.get(), native.device), /*allocator=*/nullptr, /*resizable=*/false);
+  // Somebody else's memory: its owner moves into the native storage of a cell of its own, so that from now on all views
+  // of it share one native storage. It is not ours, so it does not count, and it cannot grow.
+  static std::mutex adopting;
+  std::lock_guard<std::mutex> guard(adopting);
+  if (cell_of(storage) == nullptr) {
+    void* address = data.get();
+    const auto deleter = data.get_deleter();
+    c10::DataPtr theirs(address, data.release_context(), deleter, native.device);
+    c10::Storage owner = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), c10::SymInt(static_cast<int64_t>(impl->nbytes())), std::move(theirs),
+        /*allocator=*/nullptr, /*resizable=*/false);
+    auto* cell = new Cell(index, 0, owner.unsafeReleaseStorageImpl(), &release_native);
+    impl->set_data_ptr_noswap(make_data_ptr(cell, index));
+  }
+  return native_storage(storage);
 }
 
 void sync_storage(const c10::Storage& storage) {
@@ -219,8 +230,10 @@ void sync_storage(const c10::Storage& storage) {
   if (cell == nullptr) return;
   auto* native = native_impl(*cell);
   const size_t bytes = native->nbytes();
-  if (bytes != cell->bytes) cell->rebind(bytes);
-  if (bytes != impl->nbytes()) impl->set_nbytes(bytes);
+  if (bytes != impl->nbytes()) {
+    cell->rebind(bytes);
+    impl->set_nbytes(bytes);
+  }
   if (native->_mutable_data_ptr_no_checks().get() != data.get()) {
     const auto index = data.device().index();
     data.release_context();
@@ -229,6 +242,7 @@ void sync_storage(const c10::Storage& storage) {
 }
 
 void resize_storage(const c10::Storage& storage, size_t bytes) {
+  TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
   c10::Storage old = native_storage(storage);
   const auto index = storage.device().index();
   const auto& native = native_device(index);

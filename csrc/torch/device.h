@@ -1,8 +1,9 @@
 // Devices and storages: how an accel device and an accel storage relate to the native ones behind them.
 //
 // Invariants
-//   * A storage on accel has a DataPtr whose context is a Cell (core/cell.h), or, when somebody else built it (DLPack,
-//     from_blob), a bare pointer into native memory. native_storage() serves both.
+//   * A storage on accel has a DataPtr whose context is a Cell (core/cell.h). One that somebody else built (DLPack,
+//   from_blob)
+//     shows a bare pointer into native memory until native_storage() first meets it and gives it a cell.
 //   * A native cell owns one native StorageImpl; the accel storage shows the same pointer and the same number of bytes.
 //     Whoever may have resized the native one calls sync_storage() before the accel storage is looked at again.
 //   * No torch type of another backend's headers is used: native devices are reached through c10's device-generic

@@ -4,6 +4,7 @@
 
 #include "core/counters.h"
 #include "torch/call.h"
+#include "torch/generator.h"
 
 namespace accel {
 namespace {
@@ -26,7 +27,11 @@ void fall_back(const c10::OperatorHandle& op, OpEntry& entry, Call& call, torch:
                               ", got none (torch_accel.fallback(\"allow\") lets the CPU run it)");
   const std::string source = source_hook ? source_hook() : std::string();
   call.enter(Call::Mode::copy);
-  op.callBoxed(&stack);
+  {
+    std::optional<LentGenerator> lent;
+    if (entry.seeded) lent.emplace(call.device(), c10::Device(c10::DeviceType::CPU));
+    op.callBoxed(&stack);
+  }
   call.leave();
   const bool first = Counters::instance().add_fallback(entry.name, call.copied_bytes(), source);
   if (first && policy == Fallback::warn) {

@@ -79,4 +79,33 @@ const at::Generator& native_generator(const at::Generator& generator) {
   return static_cast<AccelGenerator*>(generator.unsafeGetGeneratorImpl())->native;
 }
 
+LentGenerator::LentGenerator(c10::DeviceIndex index, c10::Device runs_on)
+    : theirs_(at::globalContext().defaultGenerator(runs_on)), ours_(native_generator(default_generator(index))) {
+  if (theirs_.device().type() == ours_.device().type()) {
+    exchange_states();
+    return;
+  }
+  std::scoped_lock lock(theirs_.mutex(), ours_.mutex());
+  before_ = at::Tensor(theirs_.unsafeGetGeneratorImpl()->get_state());
+  const auto offset = ours_.get_offset();
+  theirs_.set_current_seed(ours_.current_seed() + offset);
+  ours_.set_offset(offset + 4);  // the next call draws other numbers
+}
+
+LentGenerator::~LentGenerator() {
+  if (!before_.defined()) {
+    exchange_states();
+    return;
+  }
+  std::scoped_lock lock(theirs_.mutex());
+  theirs_.unsafeGetGeneratorImpl()->set_state(*before_.unsafeGetTensorImpl());
+}
+
+void LentGenerator::exchange_states() {
+  std::scoped_lock lock(theirs_.mutex(), ours_.mutex());
+  auto state = theirs_.unsafeGetGeneratorImpl()->get_state();
+  theirs_.unsafeGetGeneratorImpl()->set_state(*ours_.unsafeGetGeneratorImpl()->get_state());
+  ours_.unsafeGetGeneratorImpl()->set_state(*state);
+}
+
 }  // namespace accel

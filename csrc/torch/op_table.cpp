@@ -134,7 +134,7 @@ auto& bound() {
 void bind(const c10::OperatorName& name, DispatchKey key, DispatchKey functionality) {
   // leaks-on-purpose: the registrations last as long as the process
   static auto* handles = new std::vector<c10::RegistrationHandleRAII>();
-  bound().insert(name);
+  if (key == DispatchKey::PrivateUse1) bound().insert(name);
   handles->push_back(c10::Dispatcher::singleton().registerImpl(
       name, key, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(functionality)), std::nullopt,
       nullptr, "torch_accel"));
@@ -215,6 +215,7 @@ void bind_operators() {
     if (!op) continue;
     if (wants_kernel(*op)) bind(name, DispatchKey::PrivateUse1, DispatchKey::Dense);
     const auto bind_as = [&](DispatchKey accel, DispatchKey cpu, DispatchKey cuda, DispatchKey functionality) {
+      if (op->hasKernelForDispatchKey(accel)) return;  // structural.cpp
       // The composite copy_ of quantized tensors ends in _copy_from, which knows strided ones only.
       const bool copy = name.name == "aten::copy_" && functionality == DispatchKey::Quantized;
       if (copy || op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(cuda))

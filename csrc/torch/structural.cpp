@@ -3,11 +3,11 @@
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -57,6 +57,25 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::Sca
   const c10::DeviceGuard guard(with_index(device.value_or(c10::Device(kAccel))));
   return filled_if_deterministic(
       at::detail::empty_strided_generic(size, stride, device_allocator(), kDense, c10::dtype_or_default(dtype)));
+}
+
+// Torch's own would grow the storage through the CPU's allocator and memcpy.
+const Tensor& resize_(const Tensor& self, IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  const size_t before = self.storage().nbytes();
+  auto* impl = self.unsafeGetTensorImpl();
+  at::native::resize_impl_cpu_(impl, size, std::nullopt, /*resize_storage=*/false);
+  const size_t needed =
+      at::detail::computeStorageNbytesContiguous(size, self.itemsize(), static_cast<size_t>(self.storage_offset()));
+  if (self.numel() > 0 && needed > before) resize_storage(self.storage(), needed);
+  if (format) {
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
+    impl->empty_tensor_restride(*format);
+  }
+  const auto& context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
+  }
+  return self;
 }
 
 void check_same_device(const char* op, const Tensor& self, c10::Device source) {
@@ -135,7 +154,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("unfold", at::native::unfold);
   m.impl("view_as_real", at::native::view_as_real);
   m.impl("view_as_complex", at::native::view_as_complex);
-  m.impl("resize_", at::native::resize_);
+  m.impl("resize_", resize_);
   m.impl("set_", set_nothing_);
   m.impl("set_.source_Storage", set_storage_);
   m.impl("set_.source_Storage_storage_offset", set_storage_offset_);
@@ -144,6 +163,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_lazy_clone", lazy_clone);
   m.impl("record_stream", record_stream);
+}
+
+TORCH_LIBRARY_IMPL(aten, QuantizedPrivateUse1, m) {
+  m.impl("set_.source_Storage", set_storage_);
+  m.impl("set_.source_Storage_storage_offset", set_storage_offset_);
+  m.impl("set_.source_Tensor", set_tensor_);
 }
 
 }  // namespace

@@ -3,7 +3,20 @@
 Pure Python on torch, without the extension module: what is lowered is data, what comes out is text.
 """
 
-from . import conv, index, matmul, norm, pointwise, random, reduce, resample, shape  # noqa: F401  (they fill the table of rules)
+from . import (  # noqa: F401  (they fill the table of rules)
+    attention,
+    conv,
+    index,
+    linalg,
+    matmul,
+    norm,
+    optimizer,
+    pointwise,
+    random,
+    reduce,
+    resample,
+    shape,
+)
 from .interpreter import can_lower, lower, why_not
 from .program import Layout, Leaf, Lowered, Program, Record, Ref, ScalarRef, StridedRead, StridedWrite
 from .registry import RULES, NotLowerable, lowers, runtime_scalars

@@ -312,9 +312,7 @@ class Emitter:
             return x
         edges = zip(x.shape, low, high, interior, strict=True)
         shape = [size + lo + hi + max(size - 1, 0) * gap for size, lo, hi, gap in edges]
-        attributes = (
-            f"edge_padding_low = {_array(low)}, edge_padding_high = {_array(high)}, interior_padding = {_array(interior)}"
-        )
+        attributes = f"edge_padding_low = {_array(low)}, edge_padding_high = {_array(high)}, interior_padding = {_array(interior)}"
         return self.op("pad", [x, self.lift(value, x.dtype)], shape, x.dtype, attributes)
 
     def concatenate(self, values, dim: int) -> Value:
@@ -344,7 +342,9 @@ class Emitter:
         if not dims:
             return x
         shape = [size for i, size in enumerate(x.shape) if i not in dims]
-        return self.reduce_many([x], dims, [init], lambda a, c: getattr(self, fn + "_" if fn in _WORDS else fn)(a, c), shape)[0]
+        return self.reduce_many(
+            [x], dims, [init], lambda a, c: getattr(self, fn + "_" if fn in _WORDS else fn)(a, c), shape
+        )[0]
 
     def reduce_many(self, values, dims, inits, fn, shape=None) -> list[Value]:
         """Reduces several values at once: fn(a0, a1, ..., b0, b1, ...) gives the combined elements."""
@@ -393,7 +393,9 @@ class Emitter:
         one = f"#stablehlo<precision {self.precision if x.dtype not in HALF else 'DEFAULT'}>"
         return f"precision_config = [{one}, {one}]"
 
-    def convolution(self, x, w, layout, shape, stride, padding, lhs_dilation, rhs_dilation, groups=1, batch_groups=1, dtype=None):
+    def convolution(
+        self, x, w, layout, shape, stride, padding, lhs_dilation, rhs_dilation, groups=1, batch_groups=1, dtype=None
+    ):
         """`layout` is the text of the dimension numbers, e.g. [b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]."""
         attributes = (
             f"window_strides = {_array(stride)}, {self._padding(padding)}, lhs_dilation = {_array(lhs_dilation)}, "
@@ -401,6 +403,17 @@ class Emitter:
             f"feature_group_count = {groups} : i64, batch_group_count = {batch_groups} : i64, {self._precision(x)}"
         )
         return self.op("convolution", [x, w], shape, dtype or x.dtype, attributes)
+
+    def triangular_solve(self, a: Value, y: Value, lower: bool, left: bool, unit: bool) -> Value:
+        flags = {"left_side": left, "lower": lower, "unit_diagonal": unit}
+        text = ", ".join(f"{name} = {str(bool(flag)).lower()}" for name, flag in flags.items())
+        return self.op(
+            "triangular_solve", [a, y], y.shape, y.dtype, f"{text}, transpose_a = #stablehlo<transpose NO_TRANSPOSE>"
+        )
+
+    def cholesky(self, a: Value, lower: bool) -> Value:
+        """The factor in one triangle; the other triangle is undefined."""
+        return self.op("cholesky", [a], a.shape, a.dtype, f"lower = {str(lower).lower()}")
 
     # ------------------------------------------------------------------------------------------------ indexing, order
     def gather(self, x, indices, offset_dims, collapsed, start_map, slice_sizes, shape) -> Value:
@@ -410,7 +423,8 @@ class Emitter:
             f"start_index_map = {_list(start_map)}, index_vector_dim = {indices.rank - 1}"
         )
         attributes = (
-            f"dimension_numbers = #stablehlo.gather<{numbers}>, slice_sizes = {_array(slice_sizes)}, indices_are_sorted = false"
+            f"dimension_numbers = #stablehlo.gather<{numbers}>, "
+            f"slice_sizes = {_array(slice_sizes)}, indices_are_sorted = false"
         )
         return self.op("gather", [x, indices], shape, x.dtype, attributes)
 

@@ -31,7 +31,7 @@ class _Cell:
 
     tensor: torch.Tensor
     layout: Layout
-    value: Value | None
+    value: Value
 
 
 @functools.cache
@@ -76,8 +76,9 @@ class Lowering(TorchDispatchMode):
         storage = tensor.untyped_storage()
         cell = self.cells.get(storage._cdata)
         if cell is None:
-            size = storage.nbytes() // tensor.dtype.itemsize
-            cell = self.cells[storage._cdata] = _Cell(tensor, Layout((size,), (1,), 0, tensor.dtype), None)
+            raise NotLowerable(
+                "torch_accel: lowering: expected a traced tensor, got one that a decomposition made unseen"
+            )
         return cell
 
     def value(self, tensor: torch.Tensor) -> Value:
@@ -85,8 +86,6 @@ class Lowering(TorchDispatchMode):
         if tensor.device.type != "meta":
             return self.b.dense(tensor)
         cell, layout = self._cell(tensor), Layout.of(tensor)
-        if cell.value is None:
-            return self.b.const(0, layout.dtype, layout.sizes)
         return views.read(self.b, cell.value, cell.layout, layout)
 
     def store(self, tensor: torch.Tensor, value: Value) -> None:
@@ -96,16 +95,16 @@ class Lowering(TorchDispatchMode):
         if layout == cell.layout or (views.is_dense(layout) and tensor.untyped_storage().nbytes() == tensor.nbytes):
             cell.value, cell.layout = value, layout
             return
-        if cell.value is None or not views.is_dense(cell.layout):
+        if not views.is_dense(cell.layout):
             whole = Layout((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0, layout.dtype)
-            old = self.b.const(0, layout.dtype, whole.sizes)
-            if cell.value is not None:
-                old = views.read(self.b, cell.value, cell.layout, whole)
-            cell.value, cell.layout = old, whole
+            cell.value, cell.layout = views.read(self.b, cell.value, cell.layout, whole), whole
         cell.value = views.write(self.b, cell.value, value, cell.layout, layout)
 
     def tensor(self, value: Value, layout: Layout) -> torch.Tensor:
-        """A new Meta tensor that holds `value`."""
+        """A new Meta tensor that holds `value`. Its storage is its own, so strides that overlap become contiguous ones:
+        a decomposition may write into a clone that keeps the strides."""
+        if not views.is_dense(layout):
+            layout = Layout.contiguous(layout.sizes, layout.dtype)
         fresh = torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device="meta")
         self.cells[fresh.untyped_storage()._cdata] = _Cell(fresh, Layout.of(fresh), value)
         return fresh
@@ -127,7 +126,9 @@ class Lowering(TorchDispatchMode):
                 continue
             results[i] = self.b.cast(results[i], layout.dtype)
             if results[i].shape != tuple(layout.sizes):
-                raise RuntimeError(f"torch_accel: lowering: expected shape {layout.sizes}, got {results[i].shape} (wrong rule)")
+                raise RuntimeError(
+                    f"torch_accel: lowering: expected shape {layout.sizes}, got {results[i].shape} (wrong rule)"
+                )
         return results
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -175,7 +176,9 @@ class Lowering(TorchDispatchMode):
     def _decompose(self, func, args, kwargs):
         # Some decompositions end in a primitive that is implemented by the operator they came from.
         if self.active.count(func) > 3:
-            raise NotLowerable(f"torch_accel: {func}: expected a rule or a decomposition, got one that leads back to it")
+            raise NotLowerable(
+                f"torch_accel: {func}: expected a rule or a decomposition, got one that leads back to it"
+            )
         self.active.append(func)
         try:
             with self:
@@ -203,7 +206,9 @@ class Lowering(TorchDispatchMode):
             if not isinstance(x, Value):
                 return x
             if x.weak and rule is None:
-                raise NotLowerable(f"torch_accel: {op}: expected constants, got a run-time scalar (see runtime_scalars)")
+                raise NotLowerable(
+                    f"torch_accel: {op}: expected constants, got a run-time scalar (see runtime_scalars)"
+                )
             return x if x.weak else self.tensor(x, layouts[x.name])
 
         args, kwargs = tree_map(to_tensor, (list(args), kwargs))
@@ -217,7 +222,9 @@ class Lowering(TorchDispatchMode):
         values = [self.value(r) if _is_tensor(r) else None for r in tree_flatten(results)[0]]
         shapes = [v and v.shape for v in values]
         if outputs is not None and shapes != [layout and tuple(layout.sizes) for layout in outputs]:
-            raise NotLowerable(f"torch_accel: {op}: expected the shapes that were recorded, got {shapes} by decomposition")
+            raise NotLowerable(
+                f"torch_accel: {op}: expected the shapes that were recorded, got {shapes} by decomposition"
+            )
         dtypes = [layout and layout.dtype for layout in outputs or ()]
         return [v and self.b.cast(v, dtype) for v, dtype in zip(values, dtypes, strict=True)] if outputs else values
 
@@ -240,6 +247,13 @@ def _live(program: Program) -> tuple[list[int], list[bool]]:
             for index in _operands(step):
                 needed[index] = True
     return first, live
+
+
+def _argument(values, scalars, x):
+    """The value that an argument of a record stands for."""
+    if isinstance(x, Ref):
+        return values[x.index]
+    return scalars[x.index] if isinstance(x, ScalarRef) else x
 
 
 def _operands(step) -> list[int]:
@@ -274,10 +288,7 @@ def lower(program: Program) -> Lowered:
             values.append(value)
             layouts[value.name] = step.written
         else:
-            args, kwargs = tree_map(
-                lambda x: values[x.index] if isinstance(x, Ref) else scalars[x.index] if isinstance(x, ScalarRef) else x,
-                (list(step.args), step.kwargs),
-            )
+            args, kwargs = tree_map(functools.partial(_argument, values, scalars), (list(step.args), step.kwargs))
             try:
                 results = run.record(step.op, step.outputs, args, kwargs, layouts)
             except NotLowerable as error:

@@ -2,7 +2,7 @@
 
 Values are numbered: first the leaves, in order, then the outputs of the steps, in order. A *value* is an array with the
 shape of the tensor that wrote it; its `Layout` says where in the storage each element lies, so a value that was written
-by a transposed tensor is an array of the transposed shape. Whoever records owes lowering four things:
+by a transposed tensor is an array of the transposed shape. Whoever records owes lowering five things:
 
 1. Operators are functional. `add_` and `add.out` are recorded as `aten.add.Tensor`, then a write. Views are not recorded
    at all.
@@ -14,7 +14,11 @@ by a transposed tensor is an array of the transposed shape. Whoever records owes
    `aten.zeros.default`.
 4. Numbers are constants in `args`, except those that `registry.runtime_scalars(op)` names: these are `ScalarRef`s, and
    their values are arguments of the executable, so they are no part of the cache key (their kind is). A 0-dim CPU tensor
-   argument that is a wrapped number is a ScalarRef too; one that is a real tensor is a leaf.
+   argument that is a wrapped number is a ScalarRef too; one that is a real tensor is a leaf. A number that equals the
+   default of its argument (alpha=1) stays a constant: most calls say nothing, and then nothing is multiplied.
+5. A random operator gets two more keyword arguments, `seed` and `offset`: int64 ScalarRefs; each call needs an offset
+   that is past the numbers drawn before. `native_batch_norm`, which writes its running statistics without saying so, is
+   recorded as `aten._native_batch_norm_legit_functional.default`, whose last two results are then written.
 """
 
 import dataclasses

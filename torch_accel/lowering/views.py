@@ -187,7 +187,9 @@ def _unit(a: torch.dtype, c: torch.dtype) -> torch.dtype:
     real = {REAL_OF.get(a, a), REAL_OF.get(c, c)}
     if len(real) == 1:
         return real.pop()
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[min(REAL_OF.get(d, d).itemsize for d in (a, c))]
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+        min(REAL_OF.get(d, d).itemsize for d in (a, c))
+    ]
 
 
 def _narrow(layout: Layout, unit: torch.dtype) -> Layout:
