@@ -23,9 +23,7 @@ Result<std::string> pjrt_compile_option(std::string_view, const PjrtValue&) { re
 #include <pjrt_c_api.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <atomic>
-#include <bit>
 #include <climits>
 #include <condition_variable>
 #include <cstddef>
@@ -34,6 +32,7 @@ Result<std::string> pjrt_compile_option(std::string_view, const PjrtValue&) { re
 #include <map>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 
 namespace accel {
 namespace {
