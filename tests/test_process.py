@@ -148,7 +148,6 @@ def test_nothing_is_opened_before_the_device_is_used():
     assert out.split("\n") == ["child", "child", "parent True", ""]
 
 
-@pytest.mark.smoke
 def test_fork_after_use_is_an_error_in_the_child_and_leaves_the_parent():
     out = run_ok(
         """
@@ -236,7 +235,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.smoke
 def test_data_loader_workers(tmp_path):
     """Workers by fork and by spawn, with pinned batches, after the device has been used; a forked worker that uses the device
     itself reports the error."""
@@ -274,7 +272,6 @@ def test_device_tensors_do_not_travel_between_processes():
 
 
 # ----------------------------------------------------------------------------------------------------------------------- exits
-@pytest.mark.smoke
 def test_a_clean_exit_prints_nothing():
     """Under -X dev, which reports leaks and late warnings: live tensors, graphs, streams, pinned memory, generators, threads."""
     done = run_python(
@@ -310,7 +307,6 @@ def test_exit_status_survives():
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
-@pytest.mark.smoke
 def test_interrupt():
     """Ctrl-C in a loop of device work raises KeyboardInterrupt there, and the device goes on working; the one that nobody
     catches ends the process as usual."""
