@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 
+import forked
 import helpers
 import pytest
 import torch
@@ -216,8 +217,8 @@ def test_programs_that_never_use_the_device_do_not_open_it(run_ok):
 
 # --------------------------------------------------------------------------------------------------------------- problems
 @pytest.mark.smoke
-def test_nonsense_backend_is_named_at_first_use(run_python):
-    done = run_python(
+def test_nonsense_backend_is_named_at_first_use():
+    done = forked.run_python(
         ERROR_OF + FIRST_USES + """
 assert torch.ones(2).sum().item() == 2
 assert not torch.accel.is_available() and torch.accel.device_count() == torch.accelerator.device_count() == 0
@@ -249,8 +250,8 @@ assert torch.accel.initial_seed() == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where backend cuda is not available")
-def test_backend_that_is_not_available_says_why(run_ok):
-    printed = run_ok(
+def test_backend_that_is_not_available_says_why():
+    printed = forked.run_ok(
         ERROR_OF + "import torch\nprint(error_of(lambda: torch.ones(1, device='accel')))", TORCH_ACCEL_BACKEND="cuda"
     )
     reason = "no CUDA device is visible" if torch.backends.cuda.is_built() else "this torch build has no CUDA"
@@ -291,11 +292,11 @@ def broken_python(package):
 
 
 @pytest.mark.parametrize("damage", [wrong_minor, never_built, no_extension, broken_extension, broken_python])
-def test_package_that_does_not_fit(run_python, tmp_path, damage):
+def test_package_that_does_not_fit(tmp_path, damage):
     """torch itself goes on working, and each way to the device tells what is wrong and what to do."""
     package, path = altered_package(tmp_path)
     expected = damage(package)
-    done = run_python(
+    done = forked.run_python(
         ERROR_OF
         + FIRST_USES
         + f"""
@@ -327,8 +328,8 @@ assert main(["info"]) == 1
         assert text in done.stdout  # `info` says the same
 
 
-def test_slot_taken_by_another_package(run_python):
-    done = run_python(
+def test_slot_taken_by_another_package():
+    done = forked.run_python(
         ERROR_OF
         + """
 import torch
@@ -352,8 +353,8 @@ assert main(["info"]) == 1
     assert any("'other'" in line for line in rest)
 
 
-def test_bad_fallback_policy(run_python):
-    done = run_python(
+def test_bad_fallback_policy():
+    done = forked.run_python(
         ERROR_OF + "import torch\nassert torch.ones(1) == 1\nprint(error_of(lambda: torch.ones(1, device='accel')))",
         TORCH_ACCEL_FALLBACK="WARN",
     )
@@ -361,8 +362,8 @@ def test_bad_fallback_policy(run_python):
     assert "TORCH_ACCEL_FALLBACK: expected one of warn, allow, error, got 'WARN'" in done.stdout
 
 
-def test_fallback_policy_is_read_at_import(run_ok):
-    printed = run_ok("import torch; print(torch.accel._extension.get_fallback())", TORCH_ACCEL_FALLBACK="allow")
+def test_fallback_policy_is_read_at_import():
+    printed = forked.run_ok("import torch; print(torch.accel._extension.get_fallback())", TORCH_ACCEL_FALLBACK="allow")
     assert printed == "allow\n"
 
 
@@ -390,11 +391,11 @@ BROKEN = {
 
 
 @pytest.mark.smoke
-def test_backend_of_another_package(run_ok, tmp_path):
+def test_backend_of_another_package(tmp_path):
     """It is loaded at first use, taken when it has the highest priority, and cannot replace a built-in one."""
     points = {"good": "vendor:spec", "made": "vendor:make", "cpu": "vendor:impostor", "unknown": "vendor:unknown"}
     path = add_distribution(tmp_path, "vendor_package", points, vendor=VENDOR)
-    printed = run_ok(
+    printed = forked.run_ok(
         """
         import sys
         import torch
@@ -413,7 +414,7 @@ def test_backend_of_another_package(run_ok, tmp_path):
         PYTHONPATH=path,
     )
     assert printed == "vendor code ran\ngood 3.0 1\n"
-    printed = run_ok(
+    printed = forked.run_ok(
         "import torch; print([torch.accel.get_device_properties(i).backend for i in range(torch.accel.device_count())])",
         PYTHONPATH=path,
         TORCH_ACCEL_BACKEND="made,cpu,good",
@@ -421,9 +422,9 @@ def test_backend_of_another_package(run_ok, tmp_path):
     assert printed == "vendor code ran\n['made', 'cpu', 'good']\n"
 
 
-def test_broken_backend_of_another_package(run_python, tmp_path):
+def test_broken_backend_of_another_package(tmp_path):
     path = add_distribution(tmp_path, "vendor_package", BROKEN, vendor=VENDOR.replace("print", "str"))
-    done = run_python(
+    done = forked.run_python(
         ERROR_OF
         + """
 import sys, os, warnings
@@ -462,8 +463,8 @@ assert all("is left out: entry point " in text for text in texts)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_knobs_are_overridden_before_their_stage_only(run_ok):
-    run_ok(
+def test_knobs_are_overridden_before_their_stage_only():
+    forked.run_ok(
         ERROR_OF
         + """
 import torch

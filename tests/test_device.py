@@ -1,12 +1,14 @@
 """Capability: torch.accel and torch.accelerator as device modules: devices, contexts, properties, streams, events; and
 the ways of moving things to the device by name, by index and by method."""
 
+import functools
 import inspect
 import re
 import threading
 import time
 import types
 
+import forked
 import pytest
 import torch
 from helpers import reference
@@ -18,12 +20,7 @@ needs_host = pytest.mark.skipif(not HOST, reason="needs a backend that computes 
 
 
 # Runs in a process that has two devices, whatever this one has.
-@pytest.fixture
-def run_two(run_ok):
-    def run(code, **env):
-        return run_ok(code, TORCH_ACCEL_BACKEND="cpu,cpu", **env)
-
-    return run
+run_two = functools.partial(forked.run_ok, TORCH_ACCEL_BACKEND="cpu,cpu")
 
 
 # ----------------------------------------------------------------------------------------------------------------- module
@@ -467,7 +464,7 @@ def test_event_errors():
 
 # ------------------------------------------------------------------------------------------------------------ two devices
 @pytest.mark.smoke
-def test_current_device_among_two(run_two):
+def test_current_device_among_two():
     run_two(
         """
         import threading
@@ -544,7 +541,7 @@ def test_current_device_among_two(run_two):
     )
 
 
-def test_streams_and_events_of_two_devices(run_two):
+def test_streams_and_events_of_two_devices():
     run_two(
         """
         import torch
@@ -587,7 +584,7 @@ def test_streams_and_events_of_two_devices(run_two):
 
 
 @pytest.mark.smoke
-def test_tensors_of_two_devices(run_two):
+def test_tensors_of_two_devices():
     run_two(
         """
         import torch
@@ -646,7 +643,7 @@ def test_tensors_of_two_devices(run_two):
     )
 
 
-def test_random_numbers_of_two_devices(run_two):
+def test_random_numbers_of_two_devices():
     run_two(
         """
         import warnings
@@ -691,7 +688,7 @@ def test_random_numbers_of_two_devices(run_two):
     )
 
 
-def test_too_many_devices(run_python):
-    done = run_python("import torch; torch.ones(1, device='accel')", TORCH_ACCEL_BACKEND=",".join(["cpu"] * 65))
+def test_too_many_devices():
+    done = forked.run_python("import torch; torch.ones(1, device='accel')", TORCH_ACCEL_BACKEND=",".join(["cpu"] * 65))
     assert done.returncode == 1
     assert re.search(r"torch_accel: device table: expected at most 64 devices, got 65", done.stderr)

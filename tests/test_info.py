@@ -4,6 +4,7 @@ import json
 import os
 import platform
 
+import forked
 import helpers
 import pytest
 import torch
@@ -23,8 +24,8 @@ def command(*arguments):
 
 
 @pytest.mark.smoke
-def test_json(run_ok):
-    found = json.loads(run_ok(command("info", "--json")))
+def test_json():
+    found = json.loads(forked.run_ok(command("info", "--json")))
     assert list(found) == ["versions", "problem", "devices", "backends", "knobs", "counters"]
     assert found["problem"] is None
     assert found["versions"] == {
@@ -115,9 +116,9 @@ def test_fallbacks_are_listed():
 
 
 @pytest.mark.smoke
-def test_nonsense_backend(run_python):
+def test_nonsense_backend():
     """Said in place of the devices, with the rest as usual; the exit status tells it too."""
-    done = run_python(command("info"), TORCH_ACCEL_BACKEND="nonsense")
+    done = forked.run_python(command("info"), TORCH_ACCEL_BACKEND="nonsense")
     assert (done.returncode, done.stderr) == (1, "")
     assert "problem\n  torch_accel: TORCH_ACCEL_BACKEND: expected a comma list of cuda, cpu" in done.stdout
     assert "got 'nonsense'" in done.stdout and "devices\n  none\n" in done.stdout
@@ -125,22 +126,22 @@ def test_nonsense_backend(run_python):
     assert "TORCH_ACCEL_BACKEND    nonsense     set" in done.stdout
 
 
-def test_problem_met_at_import(run_python):
-    done = run_python(command("info", "--json"), TORCH_ACCEL_FALLBACK="maybe")
+def test_problem_met_at_import():
+    done = forked.run_python(command("info", "--json"), TORCH_ACCEL_FALLBACK="maybe")
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)
     assert "TORCH_ACCEL_FALLBACK: expected one of warn, allow, error, got 'maybe'" in found["problem"]
     assert found["devices"] == [] and found["backends"] and found["versions"]["torch"] == torch.__version__
 
 
-def test_two_devices_and_a_broken_entry_point(run_python, tmp_path):
+def test_two_devices_and_a_broken_entry_point(tmp_path):
     folder = tmp_path / "vendor-2.0.dist-info"
     folder.mkdir()
     folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 2.0\n")
     folder.joinpath("entry_points.txt").write_text("[torch_accel.backends]\nfast = vendor_backend:spec\n")
     tmp_path.joinpath("vendor_backend.py").write_text("raise OSError('no driver')\n")
     options = {"PYTHONPATH": os.pathsep.join([str(tmp_path), helpers._import_path()])}
-    done = run_python(command("info", "--json"), TORCH_ACCEL_BACKEND="cpu,cpu", **options)
+    done = forked.run_python(command("info", "--json"), TORCH_ACCEL_BACKEND="cpu,cpu", **options)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found["problem"] is None and [row["index"] for row in found["devices"]] == [0, 1]
@@ -153,7 +154,7 @@ def test_two_devices_and_a_broken_entry_point(run_python, tmp_path):
     }
 
     # Without a choice the warning about it is left out here: its row says the same.
-    done = run_python(command("info"), **options)
+    done = forked.run_python(command("info"), **options)
     assert (done.returncode, done.stderr) == (0, "")
     assert "fast       -        vendor 2.0   not available: entry point vendor_backend:spec failed" in done.stdout
 

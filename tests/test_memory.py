@@ -4,6 +4,7 @@ and totals included, per device. What each kind of operation on a storage costs 
 import gc
 import threading
 
+import forked
 import pytest
 import torch
 
@@ -333,8 +334,8 @@ def test_a_fallback_holds_the_result_alone():
 
 
 # -------------------------------------------------------------------------------------------------- before use, and two
-def test_before_the_first_use(run_ok):
-    run_ok(
+def test_before_the_first_use():
+    forked.run_ok(
         """
         import torch
         for module in (torch.accel, torch.accelerator):
@@ -354,8 +355,8 @@ def test_before_the_first_use(run_ok):
 
 
 @pytest.mark.smoke
-def test_two_devices_have_their_own_figures(run_ok):
-    run_ok(
+def test_two_devices_have_their_own_figures():
+    forked.run_ok(
         """
         import torch
         a = torch.accel
