@@ -54,7 +54,9 @@ def main() -> int:
     spread = statistics.quantiles((row["on"] - row["off"] for row in rounds), n=4) if args.rounds > 1 else [difference]
     print(f"import torch with autoload     {on:8.1f} ms  (median of {args.rounds})")
     print(f"import torch without autoload  {off:8.1f} ms")
-    print(f"difference                     {difference:8.1f} ms  (limit {LIMIT:.0f}; half of them {spread[0]:.0f} to {spread[-1]:.0f})")
+    print(
+        f"difference                     {difference:8.1f} ms  (limit {LIMIT:.0f}; half {spread[0]:.0f} to {spread[-1]:.0f})"
+    )
     print(f"the step itself                {step:8.1f} ms")
     if args.json:
         figures = {"on_ms": on, "off_ms": off, "difference_ms": difference, "step_ms": step, "rounds": rounds}
