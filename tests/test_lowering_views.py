@@ -54,7 +54,6 @@ def test_reads_and_writes(view):
         check(lambda x: view(x).fill_(-1), base(torch.int32, (6, 4), [1, 0]), exact=True)
 
 
-@pytest.mark.xfail(reason="some dtype views are not lowered right yet; the graph route does not use them so far")
 @pytest.mark.parametrize(
     "source, target",
     [

@@ -270,6 +270,10 @@ class Emitter:
         shape = x.shape if old == new else (*x.shape, old // new) if old > new else x.shape[:-1]
         return self.op("bitcast_convert", [x], shape, dtype)
 
+    def barrier(self, x: Value) -> Value:
+        """x, computed in full before anything that uses it; the compiler may not fuse across."""
+        return self.op("optimization_barrier", [x], x.shape, x.dtype)
+
     # ------------------------------------------------------------------------------------------------ shape
     def broadcast(self, x: Value, shape, dims=None) -> Value:
         """Broadcasts; dimension i of x is dims[i] of the result (default: aligned at the end, as torch does)."""
